@@ -1,0 +1,49 @@
+# Everything runs in $(VENV), made on demand from pyproject.toml and constraints.txt; after that no network is needed.
+# Give more arguments to a command with ARGS, as in: make test ARGS="-k flow -x"
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow check format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+demo: $(READY) ## record a small network on real digits, then ask it what its predictions are made of
+	@$(BIN)/dualform demo $(ARGS)
+
+test: $(READY) ## run the tests in JOBS=2 processes, without the long ones
+	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
+
+slow: $(READY) ## run the long tests alone
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(READY) ## check the format, the style and the types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+format: $(READY) ## format the code and mend what can be mended by itself
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+clean: ## remove caches and build files; .venv and runs stay
+	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@find src tests experiments benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "dualform needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \
+	    "Name a newer one with: make PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "$(PYTHON) cannot make a virtual environment in $(VENV);" \
+	    "where Python comes in parts, the part to install is called python3-venv." >&2; exit 1; }
+	@echo "Installing dualform and its tools in $(VENV); the first time this takes a few minutes."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

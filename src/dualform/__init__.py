@@ -1,0 +1,11 @@
+"""dualform: which training examples is this prediction made of?"""
+
+from importlib.metadata import version
+
+from dualform import rules
+from dualform.explain import Memory
+from dualform.explain import open_memory as open
+from dualform.record import Tape, record
+
+__all__ = ["Memory", "Tape", "open", "record", "rules"]
+__version__ = version("dualform")

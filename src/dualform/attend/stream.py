@@ -1,0 +1,90 @@
+"""The slots of a layer as a stream of decoded blocks: every question is a loop over it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dualform.memory import BLOCK_ROWS, Block, Store
+
+
+@runtime_checkable
+class Watch(Protocol):
+    """Told how many slots were passed (a progress bar)."""
+
+    def __call__(self, slots: int) -> None:
+        """So many slots more."""
+        ...
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a memory is read: up to which step, and which visits
+    (None: all; slots of unknown visits always count).
+    """
+
+    horizon: int
+    visible: Bool[np.ndarray, " V"] | None = None
+
+    @property
+    def key(self) -> tuple[int, bytes | None]:
+        """The same for views that show the same."""
+        return self.horizon, None if self.visible is None else np.packbits(self.visible).tobytes()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Some slots of a layer, ready to compute with. The tensors are only good until the next block comes."""
+
+    block: Block
+    keys: Float[Tensor, "m d_in"]
+    errors: Float[Tensor, "m d_out"] | None
+
+    @property
+    def ids(self) -> Int[np.ndarray, " m"]:
+        """The number of each slot in its layer."""
+        return self.block.slots
+
+    def values(self, of_step: Float[np.ndarray, " T1"]) -> Float[Tensor, " m"]:
+        """What the error of each slot is multiplied with: its coefficient, and its power of two."""
+        value = torch.from_numpy(self.block.coefficients(of_step)).to(self.keys.dtype)
+        return value if self.block.error_scale is None else value.mul_(self.block.error_scale)
+
+
+def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch | None = None) -> Iterator[Slots]:
+    """The slots of a layer that the view shows, block by block, in the order of training."""
+    info, _ = store.layer(layer)
+    key_buffer = torch.empty(BLOCK_ROWS, info.d_in, dtype=store.compute)
+    error_buffer = torch.empty(BLOCK_ROWS if errors else 0, info.d_out, dtype=store.compute)
+    for block in store.blocks(info.name, errors=errors, upto=view.horizon):
+        count = len(block.slots)
+        rows = _shown(block, view)
+        if rows is not None:
+            block = block.take(rows)
+        if len(block.slots):
+            yield Slots(
+                block,
+                _decode(block.keys, key_buffer),
+                None if block.errors is None else _decode(block.errors, error_buffer),
+            )
+        if watch:
+            watch(count)
+
+
+def _shown(block: Block, view: View) -> np.ndarray | None:
+    shown = block.steps <= view.horizon
+    if view.visible is not None:
+        shown &= np.append(view.visible, True)[block.visits]  # −1, not known, looks at the last entry
+    return None if shown.all() else np.flatnonzero(shown)
+
+
+def _decode(stored: Tensor, buffer: Tensor) -> Tensor:
+    if stored.dtype == buffer.dtype:
+        return stored
+    out = buffer[: stored.shape[0]]
+    out.copy_(stored)
+    return out

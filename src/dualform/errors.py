@@ -1,0 +1,152 @@
+"""Everything that can go wrong has a name here.
+
+    DualformError
+    ├── RecordError                 while a network is being trained
+    │   ├── UnsupportedLayer        a layer that cannot be recorded exactly
+    │   ├── UnsupportedOptimizer    an optimiser that no rule explains
+    │   ├── NothingToRecord         no layer, or no parameter of it, is trained
+    │   ├── NoteError               columns that do not fit the batch, or the batches before it
+    │   ├── NonFiniteGradient       NaN or infinity on its way into the weights
+    │   └── ResumeError             the checkpoint and the memory are not of one step
+    ├── StoreError                  the folder on disk
+    │   ├── MemoryNotFound          nothing there
+    │   ├── NotAMemory              something else there
+    │   ├── MemoryExists            a memory there already
+    │   ├── MemoryLocked            another process is recording into it
+    │   ├── FormatVersionError      written by a newer (or unknown) version
+    │   ├── CorruptMemory           a file is missing, cut short or changed
+    │   └── WriteError              the disk is full, or refused
+    ├── AskError                    a question the memory cannot answer
+    │   ├── LayerNotFound           (also while recording)
+    │   ├── NoSteps                 nothing was recorded
+    │   ├── UnknownColumn           no such column among the visits
+    │   ├── FilterError             a filter that cannot be read, or that matches nothing
+    │   ├── QueryError              inputs, targets or options that do not fit
+    │   ├── ModelMismatch           a model that is not the one recorded
+    │   └── HorizonError            a step that is not in the memory
+    ├── DataNotFound                a data set is not on this machine
+    └── MissingExtra                an optional package is not installed
+
+Each message says what happened, with which value, and what to do about it.
+"""
+
+
+class DualformError(Exception):
+    """The base of all errors that dualform raises on purpose."""
+
+
+class RecordError(DualformError):
+    """Something about the training loop cannot be recorded."""
+
+
+class UnsupportedLayer(RecordError):
+    """A layer whose weights nothing here explains exactly."""
+
+
+class UnsupportedOptimizer(RecordError):
+    """An optimiser that no rule explains."""
+
+
+class NothingToRecord(RecordError):
+    """No recorded layer has a parameter in the optimiser."""
+
+
+class NoteError(RecordError):
+    """Noted columns that do not fit their batch or the batches before it."""
+
+
+class NonFiniteGradient(RecordError):
+    """A gradient with NaN or infinity was about to enter the weights."""
+
+
+class ResumeError(RecordError):
+    """The checkpoint and the memory do not stand at the same step."""
+
+
+class StoreError(DualformError):
+    """Something about the folder on disk."""
+
+
+class MemoryNotFound(StoreError):
+    """There is no such folder."""
+
+
+class NotAMemory(StoreError):
+    """The folder is not a dualform memory."""
+
+
+class MemoryExists(StoreError):
+    """The folder already holds a memory."""
+
+
+class MemoryLocked(StoreError):
+    """Another recording holds the folder."""
+
+
+class FormatVersionError(StoreError):
+    """The memory has a format that this version does not read."""
+
+
+class CorruptMemory(StoreError):
+    """A file of the memory is missing, cut short or changed."""
+
+
+class WriteError(StoreError):
+    """The memory could not be written."""
+
+
+class AskError(DualformError):
+    """A question that the memory cannot answer."""
+
+
+class LayerNotFound(AskError):
+    """No recorded layer has that name."""
+
+
+class NoSteps(AskError):
+    """The memory holds no complete step."""
+
+
+class UnknownColumn(AskError):
+    """The visits have no such column."""
+
+
+class FilterError(AskError):
+    """A filter that cannot be read, or that matches no visit."""
+
+
+class QueryError(AskError):
+    """Inputs, targets or options that do not fit the recorded network."""
+
+
+class ModelMismatch(AskError):
+    """The model is not the one that was recorded."""
+
+
+class HorizonError(AskError):
+    """The memory cannot be read at that step."""
+
+
+class DataNotFound(DualformError):
+    """A data set is not on this machine."""
+
+
+class MissingExtra(DualformError):
+    """An optional package is needed for this."""
+
+
+class DualformWarning(UserWarning):
+    """Something the memory cannot explain was noticed; it is marked in the memory too."""
+
+
+def require(module: str, extra: str):
+    """Import an optional package, or say which extra brings it."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"this needs the package '{module}', which is not installed. "
+            f"Install it with: pip install 'dualform[{extra}]'"
+        ) from error

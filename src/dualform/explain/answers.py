@@ -1,0 +1,242 @@
+"""Answers: small frozen dataclasses of tensors and columns.
+
+The first axis is the query, the second the training data.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.errors import QueryError, require
+from dualform.types import Mark, Score
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One slot that answers a query. The visit's columns are attributes too: ``hit.label``, ``hit.index``."""
+
+    query: int
+    rank: int
+    slot: int
+    step: int
+    position: int
+    weight: float
+    contribution: float
+    columns: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        columns = object.__getattribute__(self, "columns")
+        if name in columns:
+            return columns[name]
+        raise AttributeError(f"a hit has no '{name}'; its columns are {list(columns)}")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The best slots of each query:
+    ``weight`` α and ``contribution`` (what the slot adds to the target), (query, rank).
+    """
+
+    layer: str
+    score: Score
+    target: str
+    slots: Int[Tensor, "n k"]
+    steps: Int[Tensor, "n k"]
+    positions: Int[Tensor, "n k"]
+    visits: Int[Tensor, "n k"]
+    weight: Float[Tensor, "n k"]
+    contribution: Float[Tensor, "n k"]
+    columns: pa.Table
+    """The visits' columns, one line a hit, query by query; null where the visit is not known."""
+
+    def __len__(self) -> int:
+        return self.slots.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The hits of the only query, or one ``Hits`` a query."""
+        if len(self) == 1:
+            return iter([self._hit(0, rank) for rank in range(self.slots.shape[1])])
+        return iter([self[i] for i in range(len(self))])
+
+    def __getitem__(self, query: int) -> "Hits":
+        """The hits of one query."""
+        k = self.slots.shape[1]
+        cut = slice(query, query + 1)
+        tensors = (
+            t[cut] for t in (self.slots, self.steps, self.positions, self.visits, self.weight, self.contribution)
+        )
+        return Hits(self.layer, self.score, self.target, *tensors, columns=self.columns.slice(query * k, k))
+
+    def _hit(self, query: int, rank: int) -> Hit:
+        at = (query, rank)
+        line = {name: column[query * self.slots.shape[1] + rank].as_py() for name, column in self._named().items()}
+        return Hit(
+            query, rank, int(self.slots[at]), int(self.steps[at]), int(self.positions[at]), float(self.weight[at]),
+            float(self.contribution[at]), line,
+        )  # fmt: skip
+
+    def _named(self) -> dict[str, Any]:
+        return {name: self.columns[name] for name in self.columns.column_names}
+
+    def to_pandas(self) -> Any:
+        """One line a hit."""
+        pd = require("pandas", "pandas")
+        n, k = self.slots.shape
+        data = {"query": np.repeat(np.arange(n), k), "rank": np.tile(np.arange(k), n)}
+        for name in ("slots", "steps", "positions", "weight", "contribution"):
+            data[name.removesuffix("s") if name != "weight" else name] = getattr(self, name).flatten().numpy()
+        frame = pd.DataFrame(data)
+        for name in self.columns.column_names:
+            if name not in frame:
+                frame[name] = self.columns[name].to_pandas().to_numpy()
+        return frame
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A score summed over groups of visits, ``values`` (query, group), ``names`` the groups.
+
+    For contributions the parts sum to the whole: ``values`` + ``bias`` over all groups + ``initial`` (what is left of
+    the first weights and biases) + ``residual`` = ``total``, the layer's own part of the target.
+    """
+
+    layer: str
+    column: str
+    score: Score
+    target: str
+    names: tuple[Any, ...]
+    values: Float[Tensor, "n G"]
+    bias: Float[Tensor, "n G"] | None = None
+    initial: Float[Tensor, " n"] | None = None
+    total: Float[Tensor, " n"] | None = None
+
+    @property
+    def residual(self) -> Float[Tensor, " n"] | None:
+        """What the parts leave unexplained (rounding)."""
+        if self.total is None or self.bias is None or self.initial is None:
+            return None
+        return self.total - self.values.sum(1) - self.bias.sum(1) - self.initial
+
+    def largest(self, k: int) -> list[list[tuple[Any, float]]]:
+        """For each query the k groups with the largest value."""
+        best = self.values.topk(min(k, len(self.names)), dim=1)
+        return [
+            [(self.names[i], v) for i, v in zip(ids, vs, strict=True)]
+            for ids, vs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def to_pandas(self) -> Any:
+        """One line a query, one column a group."""
+        pd = require("pandas", "pandas")
+        frame = pd.DataFrame(self.values.numpy(), columns=pd.Index(self.names, name=self.column))
+        frame.index.name = "query"
+        return frame
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A score summed over stretches of training time, ``values`` (query, group, stretch); ``edges`` are steps.
+
+    Stretch i holds the steps ``edges[i] < step <= edges[i + 1]``.
+    """
+
+    layer: str
+    score: Score
+    target: str
+    column: str | None
+    names: tuple[Any, ...]
+    edges: Int[Tensor, " s1"]
+    values: Float[Tensor, "n G s"]
+
+    def to_pandas(self) -> Any:
+        """One line a query, group and stretch."""
+        pd = require("pandas", "pandas")
+        n, groups, stretches = self.values.shape
+        return pd.DataFrame({
+            "query": np.repeat(np.arange(n), groups * stretches),
+            self.column or "group": np.tile(np.repeat(np.array(self.names, dtype=object), stretches), n),
+            "after": np.tile(self.edges[:-1].numpy(), n * groups),
+            "upto": np.tile(self.edges[1:].numpy(), n * groups),
+            "value": self.values.flatten().numpy(),
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Certificate(Mapping[str, float]):
+    """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
+
+    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained;
+    ``marks`` what was noticed while recording.
+    """
+
+    step: int
+    errors: Mapping[str, float]
+    floor: Mapping[str, float]
+    rest: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+    def __getitem__(self, name: str) -> float:
+        return self.errors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.errors)
+
+    def __len__(self) -> int:
+        return len(self.errors)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all parameters."""
+        return max(self.errors.values(), default=0.0)
+
+    def __str__(self) -> str:
+        lines = [f"certificate at step {self.step}: ‖W − rebuilt‖ / ‖W − W₀‖ (rounding floor of training)"]
+        lines += [f"  {name:<24} {error:.1e}  ({self.floor[name]:.1e})" for name, error in self.errors.items()]
+        if self.rest:
+            lines.append(f"  kept as snapshots, unattributed: {', '.join(self.rest)}")
+        lines += [
+            f"  ! '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}" for mark in self.marks
+        ]
+        return "\n".join(lines)
+
+    def to_pandas(self) -> Any:
+        """One line a parameter."""
+        pd = require("pandas", "pandas")
+        frame = pd.DataFrame({"error": dict(self.errors), "floor": dict(self.floor)})
+        frame.index.name = "parameter"
+        return frame
+
+
+@dataclass(frozen=True)
+class Ledger(Mapping[Any, Mapping[str, Tensor]]):
+    """What each group put into the weights: group → parameter → tensor. ``initial`` + all groups = the weights."""
+
+    column: str
+    step: int
+    initial: Mapping[str, Tensor]
+    groups: Mapping[Any, Mapping[str, Tensor]]
+
+    def __getitem__(self, group: Any) -> Mapping[str, Tensor]:
+        if group not in self.groups:
+            raise QueryError(f"no group {group!r} in column '{self.column}': there are {_some(list(self.groups))}.")
+        return self.groups[group]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def total(self, parameter: str) -> Tensor:
+        """The parameter itself: the initial part and all groups added up."""
+        return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
+
+
+def _some(names: Sequence[Any]) -> str:
+    return f"{names[:8]}{' …' if len(names) > 8 else ''}"

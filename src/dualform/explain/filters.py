@@ -1,0 +1,79 @@
+"""Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
+
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Bool
+
+from dualform.errors import FilterError, UnknownColumn
+
+Filter = str | pc.Expression | np.ndarray | torch.Tensor
+
+
+def matching(visits: pa.Table, filter: Filter) -> Bool[np.ndarray, " V"]:
+    """For each visit whether the filter holds: ``"label = 3 and step > 100"``, ``pc.field("label") == 3`` or a mask."""
+    if isinstance(filter, str):
+        found = _sql(visits, filter)
+    elif isinstance(filter, pc.Expression):
+        found = _expression(visits, filter)
+    else:
+        found = np.asarray(filter)
+        if found.dtype != bool or found.shape != (len(visits),):
+            raise FilterError(
+                f"a mask must hold {len(visits)} booleans, one a visit; got {found.dtype} of shape {found.shape}."
+            )
+    if not found.any():
+        raise FilterError(
+            f"the filter {filter!r} matches none of the {len(visits):,} visits. "
+            "Look at memory.visits for the values its columns have."
+        )
+    return found
+
+
+def _sql(visits: pa.Table, text: str) -> np.ndarray:
+    connection = duckdb.connect(config={"enable_external_access": False})
+    connection.register("visits", visits)
+    try:
+        table = connection.sql(
+            f"select coalesce(({text})::boolean, false) as found from visits order by visit"
+        ).to_arrow_table()
+    except duckdb.Error as error:
+        reason = str(error).split("\n")[0]
+        raise FilterError(
+            f"cannot read the filter {text!r}: {reason} (the columns are {visits.column_names})"
+        ) from error
+    return table["found"].to_numpy(zero_copy_only=False).astype(bool)
+
+
+def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
+    try:
+        table = visits.append_column("__line", pa.array(np.arange(len(visits)))).filter(expression)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise FilterError(
+            f"cannot read the filter {expression}: {error} (the columns are {visits.column_names})"
+        ) from error
+    found = np.zeros(len(visits), bool)
+    found[table["__line"].to_numpy()] = True
+    return found
+
+
+def groups_of(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], np.ndarray]:
+    """The values of a column, sorted, and for each visit the number of its own."""
+    if column not in visits.column_names:
+        raise UnknownColumn(
+            f"no column '{column}' among the visits: there are {visits.column_names}. Note it while recording."
+        )
+    encoded = visits[column].combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    names = encoded.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=lambda i: names[i])
+    place = np.empty(len(names) + 1, np.int64)
+    place[order] = np.arange(len(names))
+    place[-1] = len(names)  # null
+    ids = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
+    return tuple(names[i] for i in order), place[ids]

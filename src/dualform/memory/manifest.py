@@ -1,0 +1,170 @@
+"""The memory on disk, described well enough for another program to read it.
+
+A memory is a folder::
+
+    manifest.json                what is in the memory; written last, so nothing counts until it is listed here
+    init.safetensors             every parameter and buffer of the model as recording began (by its name) and the
+                                 optimiser's buffer M of each recorded parameter, if it had one ("<name>#buffer")
+    shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
+                                 d_out); in float16 also "L.error_exponents" and, where needed, "L.key_exponents"
+                                 (rows,): the row is multiplied by 2**exponent
+    calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
+    visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
+    steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg), the gradient scale,
+                                 the optimiser's settings, and a few entries of the parameter and its buffer after it
+    snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; and all
+                                 parameters at a flush or at the end
+
+Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
+``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
+Its weight map counts with ``c_step × factor``, where c comes from sweeping the transitions backwards (rules/sweep.py).
+
+The rest is looked at after every ``snapshot_every``-th step and after the last step of a shard; what changed since the
+last look is kept.
+
+Only the steps ``first … last`` that the manifest gives for a shard count; later lines in its files were dropped by a
+resume. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
+from dualform.types import DType, LayerInfo, Mark, ModuleInfo, ParameterInfo
+
+from .files import FileEntry, write_bytes
+
+NAME = "manifest.json"
+FORMAT = "dualform-memory"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of complete steps and the files that hold it."""
+
+    number: int
+    first: int
+    last: int
+    visits: int
+    slots: Mapping[str, int]
+    files: Mapping[str, FileEntry]
+    cut: bool = False
+    """Whether a resume dropped the end of it, so that nobody looked at the rest after its last step."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a memory."""
+
+    dtype: DType
+    layers: tuple[LayerInfo, ...]
+    parameters: tuple[ParameterInfo, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    init: FileEntry = field(default_factory=lambda: FileEntry(0, ""))
+    shards: tuple[Shard, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    certificate: Mapping[str, Any] | None = None
+    snapshot_every: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """The last complete step."""
+        return self.shards[-1].last if self.shards else 0
+
+    @property
+    def visits(self) -> int:
+        """How many visits all steps made."""
+        return sum(shard.visits for shard in self.shards)
+
+    def upto(self, step: int, cut: Shard | None = None) -> "Manifest":
+        """The same memory without what came after ``step``; ``cut`` replaces the shard in which it lies."""
+        shards = [shard for shard in self.shards if shard.last <= step]
+        return replace(self, shards=(*shards, *([cut] if cut else [])), certificate=None)
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest: from this instant its files count. One line a field, one line a shard."""
+        fields = {"format": FORMAT, "version": VERSION, "steps": self.steps, "visits": self.visits}
+        fields |= {name: value for name, value in vars(self).items() if name != "shards"}
+        lines = [f"{json.dumps(name)}: {json.dumps(value, default=asdict)}" for name, value in fields.items()]
+        shards = ",\n  ".join(_shard_text(shard) for shard in self.shards)
+        body = ",\n ".join([*lines, f'"shards": [\n  {shards}]']) + "}\n"
+        head = f'{{"checksum": "{xxhash.xxh3_128_hexdigest(body.encode())}",\n '
+        write_bytes(folder / NAME, (head + body).encode())
+
+
+@lru_cache(maxsize=1 << 16)
+def _text_of(number: int, first: int, last: int, visits: int, cut: bool, rest: tuple) -> str:
+    slots, files = rest
+    value = {
+        "number": number, "first": first, "last": last, "visits": visits, "cut": cut, "slots": dict(slots),
+        "files": {name: asdict(entry) for name, entry in files},
+    }  # fmt: skip
+    return json.dumps(value)
+
+
+def _shard_text(shard: Shard) -> str:
+    """A shard's line; written again with every manifest, so it is kept."""
+    rest = tuple(shard.slots.items()), tuple(shard.files.items())
+    return _text_of(shard.number, shard.first, shard.last, shard.visits, shard.cut, rest)
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read a manifest, or say why not."""
+    if not folder.exists():
+        raise MemoryNotFound(
+            f"there is no memory at {folder}: no such folder. Record one with dualform.record(model, optimizer, path)."
+        )
+    file = folder / NAME
+    if not file.is_file():
+        inside = sorted(p.name for p in folder.iterdir())[:4] if folder.is_dir() else "a file"
+        raise NotAMemory(f"{folder} is not a dualform memory: it has no {NAME} (found: {inside or 'nothing'}).")
+    try:
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CorruptMemory(f"{file} is not valid JSON ({error}). Restore it from a copy.") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise NotAMemory(f"{folder} is not a dualform memory: its {NAME} does not say format '{FORMAT}'.")
+    if value.get("version") != VERSION:
+        raise FormatVersionError(
+            f"the memory at {folder} has format version {value.get('version')!r}; this dualform reads {VERSION}. "
+            "Open it with the version that wrote it, or upgrade: pip install -U dualform"
+        )
+    found = value.pop("checksum", None)
+    if found != xxhash.xxh3_128_hexdigest(text.partition("\n ")[2].encode()):
+        raise CorruptMemory(
+            f"{file} does not have the checksum it gives ({found}): it was changed. Restore it from a copy."
+        )
+    return _manifest(value)
+
+
+def _manifest(value: Mapping[str, Any]) -> Manifest:
+    def entry(v: Mapping[str, Any]) -> FileEntry:
+        return FileEntry(**v)
+
+    def layer(v: Mapping[str, Any]) -> LayerInfo:
+        return LayerInfo(**{**v, "modules": tuple(ModuleInfo(**m) for m in v["modules"])})
+
+    def shard(v: Mapping[str, Any]) -> Shard:
+        return Shard(**{**v, "files": {name: entry(e) for name, e in v["files"].items()}})
+
+    return Manifest(
+        dtype=value["dtype"],
+        layers=tuple(layer(v) for v in value["layers"]),
+        parameters=tuple(ParameterInfo(**{**v, "shape": tuple(v["shape"])}) for v in value["parameters"]),
+        columns=value["columns"],
+        init=entry(value["init"]),
+        shards=tuple(shard(v) for v in value["shards"]),
+        marks=tuple(Mark(**v) for v in value["marks"]),
+        certificate=value["certificate"],
+        snapshot_every=value["snapshot_every"],
+        versions=value["versions"],
+    )

@@ -1,0 +1,5 @@
+"""Networks to train and to ask."""
+
+from .mlp import MLP
+
+__all__ = ["MLP"]

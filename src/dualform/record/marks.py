@@ -1,0 +1,29 @@
+"""What was noticed while recording and the memory will not explain: said once, counted, kept in the manifest."""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dualform.errors import DualformWarning
+from dualform.types import Mark
+
+
+class Marks:
+    """All marks of a recording. ``step`` is the number of complete steps so far."""
+
+    def __init__(self, before: Iterable[Mark], step: int) -> None:
+        self.step = step
+        self._marks = {(mark.kind, mark.name): mark for mark in before}
+
+    def __call__(self, kind: str, name: str, message: str) -> None:
+        """Something happened to a parameter or layer in the step under way."""
+        before = self._marks.get((kind, name))
+        if before is not None:
+            self._marks[kind, name] = replace(before, times=before.times + 1)
+            return
+        self._marks[kind, name] = Mark(kind, name, self.step + 1, 1, message)
+        warnings.warn(f"'{name}' at step {self.step + 1}: {message}.", DualformWarning, stacklevel=2)
+
+    def all(self) -> tuple[Mark, ...]:
+        """The marks so far."""
+        return tuple(self._marks.values())

@@ -1,0 +1,160 @@
+"""From a forward and a backward pass to slots: hooks on the recorded modules.
+
+A forward hook remembers the layer's input, and a hook on the backward step of its output copies input and error. When
+the backward pass is over, each parameter is asked whether anything was added to its gradient (``torch.autograd.grad``
+with respect to something else runs the same backward steps and adds nothing). Between the matrix products of training
+every line of Python runs cold, so all that can wait, encoding and checking, is done later for many calls at once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dualform.errors import NonFiniteGradient
+from dualform.memory import Arena
+from dualform.types import DType, LayerInfo
+
+from .gradients import Follower, Pass
+from .linear import key_of, node_of
+from .notes import Batch, Notes
+from .plan import Plan
+from .stage import BYTES, Fold, Run, Slots, Stage
+
+CHOICE_LASTS = 8
+"""Digests after which other entries of the gradients are watched."""
+
+
+class Passes:
+    """Collects the slots of every backward pass."""
+
+    def __init__(self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes) -> None:
+        self.plan, self.followers, self.notes = plan, followers, notes
+        self.dtype: DType = dtype
+        self.names = {id(tensor): name for name, tensor in plan.tensors.items()}
+        self.arena: Arena
+        """Where encoded slots lie until they are written."""
+        self.open = True
+        self._stages = {layer.name: Stage(layer) for layer in plan.layers}
+        self._bytes = 0
+        self._digests = 0
+        self._tasks: dict[int, dict[str, list[Slots]]] = {}
+        self._unchecked: list[tuple[Follower, Pass]] = []
+
+    def hook(self) -> list[Any]:
+        """Put the hooks in place; returns their handles."""
+        handles = []
+        for layer in self.plan.layers:
+            for module in layer.modules:
+                target, hook = self.plan.modules[module.name], partial(self._forward, layer, module.name)
+                handles.append(target.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        return handles
+
+    def _forward(
+        self, layer: LayerInfo, name: str, module: nn.Linear, args: tuple, kwargs: dict, output: Tensor
+    ) -> None:  # fmt: skip
+        if not output.requires_grad:
+            return
+        trained = [self.names[id(p)] for p in (module.weight, module.bias) if p is not None and p.requires_grad]
+        if not trained:
+            return
+        if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
+            self.notes.before_forward()
+        batch = self.notes.batch
+        number = batch.calls[name]
+        batch.calls[name] = number + 1
+        hook = partial(self._error, layer, name, key_of(args, kwargs), batch, number, trained)
+        node_of(output).register_prehook(hook)
+
+    def _error(
+        self, layer: LayerInfo, module: str, key: Tensor, batch: Batch, number: int, names: Sequence[str],
+        errors: tuple[Tensor | None, ...],
+    ) -> None:  # fmt: skip
+        error = errors[0]
+        if not self.open or error is None:
+            return
+        task = torch._C._current_graph_task_id()
+        touched = self._tasks.get(task)
+        if touched is None:
+            touched = self._tasks[task] = {}
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
+        slots = Slots(layer, module, tuple(key.shape[:-1]), batch, number)
+        self._bytes += self._stages[layer.name].put(slots, key, error)
+        for name in names:
+            if name not in touched:
+                touched[name] = []
+                self.followers[name].begin_pass()
+            touched[name].append(slots)
+
+    def _ended(self, task: int) -> None:
+        """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
+        for name, slots in self._tasks.pop(task).items():
+            follower = self.followers[name]
+            if follower.end_pass(slots):
+                self._unchecked.append((follower, follower.passes[-1]))
+                for each in slots:
+                    each.batch.arrived = True
+
+    def led_by(self, name: str, passes: Sequence[Pass]) -> Iterator[tuple[Slots, Pass]]:
+        """The slots of some passes that are counted with this parameter: the weight, or a bias trained alone."""
+        for each in passes:
+            for slots in each.slots:
+                if name == self._leader(slots):
+                    yield slots, each
+
+    def _leader(self, slots: Slots) -> str | None:
+        module = self.plan.modules[slots.module]
+        for parameter in (module.weight, module.bias):
+            if parameter is not None and parameter.requires_grad and id(parameter) in self.plan.optimised:
+                return self.names[id(parameter)]
+        return None
+
+    @property
+    def full(self) -> bool:
+        """Whether enough has come together to be encoded."""
+        return self._bytes >= BYTES
+
+    @property
+    def waiting(self) -> bool:
+        """Whether slots wait for a step to come."""
+        return any(follower.passes for follower in self.followers.values())
+
+    def digest(self, then: Callable[[Sequence[Slots], Run], Fold]) -> None:
+        """Check that the gradients are made of the copies, and encode these; ``then`` sees them while at hand."""
+        self._check()
+        bad = [name for name, stage in self._stages.items() if not stage.encode(self.dtype, self.arena, then)]
+        for stage in self._stages.values():
+            stage.clear()
+        self._bytes = 0
+        if bad:
+            raise NonFiniteGradient(
+                f"the errors or inputs of layer '{bad[0]}' hold NaN or infinity. Lower the learning rate, clip the "
+                "gradient, or look at the batches."
+            )
+
+    def _check(self) -> None:
+        """Compare what the passes added with the products of their slots, sheet by sheet."""
+        products: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        place = {id(slots): i for stage in self._stages.values() for i, slots in enumerate(stage.slots)}
+        for follower, added in self._unchecked:
+            if np.isfinite(added.after).all():
+                product, size, rows, eps = np.zeros(1), np.zeros(1), 0, 0.0
+                for slots in added.slots:
+                    stage = self._stages[slots.layer.name]
+                    key = (id(stage), id(added.entries))
+                    if key not in products:
+                        products[key] = stage.products(added.entries)
+                    i = place[id(slots)]
+                    product, size = product + products[key][0][i], size + products[key][1][i]
+                    rows, eps = rows + slots.end - slots.begin, max(eps, slots.eps)
+                follower.check(added, product, size, rows, eps)
+        self._digests += 1
+        if self._digests % CHOICE_LASTS == 0:  # look somewhere else for a while
+            for follower in self.followers.values():
+                grad = follower.parameter.grad
+                if grad is not None and not follower.passes:
+                    follower.choose(grad)
+        self._unchecked = []

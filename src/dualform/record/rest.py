@@ -1,0 +1,56 @@
+"""The rest: parameters and buffers that no rule explains, kept as snapshots so that every step stays a whole model."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+SMALL = 1 << 20
+"""The rest may cost about this many bytes a step; a larger one is looked at less often."""
+
+
+def auto_interval(rest: Mapping[str, Tensor]) -> int:
+    """How many steps go by between two looks at the rest."""
+    return max(1, math.ceil(sum(t.numel() * t.element_size() for t in rest.values()) / SMALL))
+
+
+class Rest:
+    """Knows what of the rest changed since it was last kept."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], every: int) -> None:
+        self.tensors, self.every = dict(tensors), every
+        self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
+
+    def changed(self, step: int) -> dict[str, Tensor]:
+        """Copies of what changed, under the names they are kept by."""
+        out = {}
+        for name, tensor in self.tensors.items():
+            before = self._kept[name]
+            if _same(tensor, before):
+                continue
+            copy = tensor.detach().to("cpu", copy=True)
+            self._kept[name] = _state(tensor, copy)
+            out[f"{name}@{step}"] = copy
+        return out
+
+    def due(self, step: int) -> bool:
+        """Whether this step is one to look at."""
+        return step % self.every == 0
+
+
+def _small(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() <= SMALL
+
+
+def _state(tensor: Tensor, copy: Tensor | None) -> tuple[Tensor | None, int, int]:
+    # kernels that update running statistics do not count versions, so small tensors are compared by value
+    kept = (tensor.detach().to("cpu", copy=True) if copy is None else copy) if _small(tensor) else None
+    return kept, tensor._version, tensor.data_ptr()
+
+
+def _same(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
+    kept, version, address = before
+    if kept is not None:
+        return torch.equal(tensor.detach().cpu().reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
+    return tensor._version == version and tensor.data_ptr() == address

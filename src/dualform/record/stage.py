@@ -1,0 +1,153 @@
+"""Where copies of inputs and errors wait to be encoded: a few thousand rows of each layer, one below the other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.memory import STORED, Arena, Encoded, encode_into
+from dualform.types import DType, LayerInfo
+
+from .gradients import Entries
+from .notes import Batch
+
+ROWS, BYTES, TOGETHER = 1024, 8 << 20, 256
+"""A stage has room for so many rows, all stages are emptied when they hold so many bytes, so many rows at a time."""
+
+Fold = Callable[[slice], None]
+
+
+class Slots:
+    """The slots of one call: where their copies lie, and once encoded what goes to the disk."""
+
+    __slots__ = ("batch", "begin", "end", "eps", "layer", "leading", "module", "number", "run", "sheet")
+
+    def __init__(self, layer: LayerInfo, module: str, leading: tuple[int, ...], batch: Batch, number: int) -> None:
+        self.layer, self.module, self.batch, self.number = layer, module, batch, number
+        self.leading = leading or (1,)  # a single row counts as a batch of one
+        self.sheet: Sheet
+        self.run: Run
+        self.begin = self.end = 0
+        self.eps = 0.0
+
+
+class Run:
+    """A sheet as it goes to the disk. Exponents are there once a row needs one."""
+
+    def __init__(self, keys: Tensor, errors: Tensor | None) -> None:
+        self.keys, self.errors = keys, errors
+        self.key_exponents: np.ndarray | None = None
+        self.error_exponents: np.ndarray | None = None
+
+    def fill(self, cut: slice, sheet: "Sheet") -> bool:
+        """Encode some rows; whether they are finite."""
+        exponents, finite = encode_into(self.keys[cut], sheet.keys[cut], scaled=False)
+        if exponents is not None:
+            if self.key_exponents is None:
+                self.key_exponents = np.zeros(len(self.keys), np.int16)
+            self.key_exponents[cut] = exponents
+        if self.errors is None:
+            return finite
+        exponents, good = encode_into(self.errors[cut], sheet.errors[cut], scaled=True)
+        if exponents is not None:
+            if self.error_exponents is None:
+                self.error_exponents = np.zeros(len(self.errors), np.int16)
+            self.error_exponents[cut] = exponents
+        return finite and good
+
+    def rows(self, cut: slice) -> tuple[Encoded, Encoded | None]:
+        """Some rows as they go to the disk."""
+
+        def some(values: Tensor, exponents: np.ndarray | None) -> Encoded:
+            return Encoded(values[cut], None if exponents is None else torch.from_numpy(exponents[cut]))
+
+        errors = None if self.errors is None else some(self.errors, self.error_exponents)
+        return some(self.keys, self.key_exponents), errors
+
+
+@dataclass
+class Sheet:
+    """Rows of keys and errors, filled from the top."""
+
+    keys: Tensor
+    errors: Tensor
+    used: int = 0
+
+
+class Stage:
+    """The copies of one layer."""
+
+    def __init__(self, layer: LayerInfo) -> None:
+        self.layer = layer
+        self.sheets: list[Sheet] = []
+        self.slots: list[Slots] = []
+
+    def put(self, slots: Slots, key: Tensor, error: Tensor) -> int:
+        """Copy the rows of a call; returns how many bytes that took."""
+        rows = key.numel() // key.shape[-1]
+        sheet = self._sheet(rows, torch.promote_types(key.dtype, torch.float32))
+        slots.sheet, slots.begin, slots.end = sheet, sheet.used, sheet.used + rows
+        sheet.used += rows
+        cut = slice(slots.begin, slots.end)
+        sheet.keys[cut].copy_(key.reshape(rows, -1))
+        sheet.errors[cut].copy_(error.detach().reshape(rows, -1))
+        slots.eps = max(torch.finfo(key.dtype).eps, torch.finfo(error.dtype).eps)
+        self.slots.append(slots)
+        return rows * (self.layer.d_in + self.layer.d_out) * sheet.keys.element_size()
+
+    def _sheet(self, rows: int, dtype: torch.dtype) -> Sheet:
+        if self.sheets:
+            last = self.sheets[-1]
+            if last.used + rows <= len(last.keys) and last.keys.dtype == dtype:
+                return last
+        size = max(ROWS, rows)
+        fresh = Sheet(torch.empty(size, self.layer.d_in, dtype=dtype), torch.empty(size, self.layer.d_out, dtype=dtype))
+        self.sheets.append(fresh)
+        return fresh
+
+    def products(self, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
+        """For each call the watched entries of EᵀX, and the size of the terms that they are added up from."""
+        found = []
+        for sheet in self.sheets:
+            begins = [slots.begin for slots in self.slots if slots.sheet is sheet]
+            e = sheet.errors.numpy()[: sheet.used, entries.rows].astype(np.float64)
+            x = (
+                None
+                if entries.columns is None
+                else sheet.keys.numpy()[: sheet.used, entries.columns].astype(np.float64)
+            )
+            terms = e if x is None else (e[:, :, None] * x[:, None, :]).reshape(len(e), -1)
+            found.append((np.add.reduceat(terms, begins), np.add.reduceat(np.abs(terms), begins)))
+        totals, sizes = zip(*found, strict=True)
+        return np.concatenate(totals), np.concatenate(sizes)
+
+    def encode(self, dtype: DType, arena: Arena, then: Callable[[Sequence[Slots], Run], Fold]) -> bool:
+        """Turn all copies into what goes to the disk; whether all of them are finite.
+
+        A few rows at a time, so that they stay in the cache while ``then(slots, run)`` makes use of them too.
+        """
+        finite = True
+        for sheet in self.sheets:
+            run = self._run(sheet.used, STORED[dtype], arena)
+            inside = [slots for slots in self.slots if slots.sheet is sheet]
+            for slots in inside:
+                slots.run = run
+            fold = then(inside, run)
+            for begin in range(0, sheet.used, TOGETHER):
+                cut = slice(begin, min(begin + TOGETHER, sheet.used))
+                finite = run.fill(cut, sheet) and finite
+                fold(cut)
+        return finite
+
+    def _run(self, rows: int, dtype: torch.dtype, arena: Arena) -> "Run":
+        keep = self.layer.keep == "slots"
+        errors = arena.room((rows, self.layer.d_out), dtype) if keep else None
+        return Run(arena.room((rows, self.layer.d_in), dtype), errors)
+
+    def clear(self) -> None:
+        """Use the first sheet again, forget the others."""
+        self.slots, self.sheets = [], self.sheets[:1]
+        for sheet in self.sheets:
+            sheet.used = 0

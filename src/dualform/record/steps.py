@@ -1,0 +1,117 @@
+"""From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from dualform.errors import NonFiniteGradient
+from dualform.memory import all_finite
+from dualform.rules import Rule
+
+from .gradients import Follower
+from .marks import Marks
+from .notes import Notes
+from .passes import Passes
+from .plan import Plan
+from .samples import Samples
+from .shelf import Moved, Shelf
+
+LOOKED_AT = 1 << 12
+"""Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
+
+
+class Steps:
+    """Watches the optimisers. A step counts when it is over."""
+
+    def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
+        self.plan, self.passes, self.notes = plan, passes, notes
+        self.samples, self.marks, self.shelf = samples, marks, shelf
+        self._staged: list[Moved] | None = None
+
+    def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
+        """Put the hooks in place; returns their handles."""
+        handles = []
+        for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
+            handles.append(optimizer.register_step_pre_hook(partial(self._before, rule)))
+            handles.append(optimizer.register_step_post_hook(partial(self._after, rule)))
+        return handles
+
+    def _before(
+        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
+        if closure is None:
+            self._stage(rule, optimizer)
+            return None
+
+        def closed() -> Any:  # the gradients of this step come with the closure
+            loss = closure()
+            self._stage(rule, optimizer)
+            return loss
+
+        return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
+
+    def _stage(self, rule: Rule | None, optimizer: optim.Optimizer) -> None:
+        """The gradients are as the step will use them: read them, and what the step is going to do."""
+        self._staged = None
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and float(found_inf) > 0:
+            return  # the loss scaler tells a fused optimiser to skip this step …
+        scale = getattr(optimizer, "grad_scale", None)
+        inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
+        staged = []
+        for group in optimizer.param_groups:
+            settings = {key: float(group[key]) for key in rule.reads} if rule else {}
+            for parameter in group["params"]:
+                self.plan.optimised.add(id(parameter))
+                follower = self.passes.followers.get(self.passes.names.get(id(parameter), ""))
+                if follower is None:
+                    continue
+                grad = parameter.grad
+                if grad is None:
+                    follower.passes = []
+                    continue
+                self._look_at(follower, grad)
+                transition = rule.transition(group, optimizer.state.get(parameter, {})) if rule else None
+                staged.append(Moved(follower, follower.passes, transition, settings, inner))
+        for batch in {id(s.batch): s.batch for each in staged for p in each.passes for s in p.slots}.values():
+            self.notes.check(batch)
+        self.samples.check([each.follower.name for each in staged], self.marks)
+        self._staged = staged
+
+    def _look_at(self, follower: Follower, grad: Tensor) -> None:
+        finite = math.isfinite(float(follower.read(grad).sum())) if follower.entries is not None else True
+        if not finite or (grad.numel() <= LOOKED_AT and not _finite(grad)):
+            step = self.marks.step
+            raise NonFiniteGradient(
+                f"the gradient of '{follower.name}' holds NaN or infinity at step {step + 1}; the step was not taken. "
+                f"The memory stands at step {step}. Lower the learning rate, clip the gradient, or look at the batch."
+            )
+        if not follower.passes and bool(grad.any()):
+            self.marks(
+                "without-slots",
+                follower.name,
+                "it has a gradient, but no recorded call of its layer made it (functional use of the weight, or a "
+                "gradient left over from before?): the memory misses this part",
+            )
+
+    def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        self.marks.step += 1
+        for each in staged:
+            state = optimizer.state.get(each.follower.parameter, {})
+            each.sample, each.buffer_sample = self.samples.take(each.follower.name, state, rule)
+            each.follower.passes = []
+        self.shelf.add(self.marks.step, staged)
+
+
+def _finite(grad: Tensor) -> bool:
+    if grad.device.type == "cpu" and grad.dtype in (torch.float32, torch.float64):
+        return math.isfinite(float(grad.detach().numpy().sum()))
+    return all_finite(grad)
