@@ -25,31 +25,37 @@ class Best:
         self.k = k
         self.score: Score = score
         self.order: Order = order
-        self.key = np.full((examples, k), -np.inf)
-        self.slot = np.full((examples, k), -1, np.int64)
+        self.key = torch.full((examples, k), -torch.inf, dtype=torch.float64)
+        self.slot = torch.full((examples, k), -1, dtype=torch.int64)
 
     def add(self, slots: Slots, scores: Scores) -> None:
         """Look for slots of this block that beat the worst of the best."""
         key = scores[self.score]
         if self.order != "largest":
             key = key.neg() if self.order == "smallest" else key.abs()
-        worst = torch.from_numpy(self.key[scores.first : scores.first + key.shape[0], -1]).to(key.dtype)
-        rows = torch.nonzero(key.amax(1) > worst).flatten()
+        first, ids = scores.first, torch.from_numpy(slots.ids)
+        rows = torch.nonzero(key.amax(1) > self.key[first : first + len(key), -1]).flatten()
         if not len(rows):
             return
-        key, worst = key[rows], worst[rows]
+        key = key[rows]
         if key.shape[1] > self.k:
-            worst = torch.maximum(worst, key.topk(self.k, dim=1).values[:, -1])
-        found = torch.nonzero(key >= worst.unsqueeze(1))
-        values = key[found[:, 0], found[:, 1]].double().numpy()
-        ids, ends = slots.ids[found[:, 1].numpy()], np.searchsorted(found[:, 0].numpy(), np.arange(len(rows) + 1))
-        for i, row in enumerate(rows.tolist()):
-            self._merge(scores.first + row, values[ends[i] : ends[i + 1]], ids[ends[i] : ends[i + 1]])
+            found = key.topk(self.k, dim=1)
+            tied = (key >= found.values[:, -1:]).sum(1) > self.k
+            where, order = found.indices.sort(1)  # in the order of training, so that equal scores keep it
+            self._merge(first + rows, found.values.gather(1, order), ids[where])
+            for i in torch.nonzero(tied).flatten().tolist():  # more slots tie for the last place than there is room
+                self._merge(first + rows[i : i + 1], key[i : i + 1], ids.unsqueeze(0))
+        else:
+            self._merge(first + rows, key, ids.expand(len(rows), -1))
 
-    def _merge(self, row: int, values: np.ndarray, ids: np.ndarray) -> None:
-        values, ids = np.concatenate([self.key[row], values]), np.concatenate([self.slot[row], ids])
-        best = np.lexsort((ids.astype(np.uint64), -values))[: self.k]  # as unsigned, −1 (nothing yet) comes last
-        self.key[row], self.slot[row] = values[best], ids[best]
+    def _merge(self, rows: Int[Tensor, " r"], values: Float[Tensor, "r m"], ids: Int[Tensor, "r m"]) -> None:
+        """Keep the best of what was kept and what is new. A slot that comes a second time is not counted twice."""
+        kept = self.slot[rows]
+        if values.shape[1] != self.k:  # only then can some of them be there already
+            values = values.masked_fill((ids.unsqueeze(2) == kept.unsqueeze(1)).any(2), -torch.inf)
+        values, ids = torch.cat([self.key[rows], values.double()], 1), torch.cat([kept, ids], 1)
+        values, best = values.sort(dim=1, descending=True, stable=True)
+        self.key[rows], self.slot[rows] = values[:, : self.k], ids.gather(1, best[:, : self.k])
 
 
 class GroupSums:
@@ -68,9 +74,7 @@ class GroupSums:
         total = self.total[scores.first : scores.first + values.shape[0]]
         group = self.group_of(slots.block)
         if self.groups <= FEW:
-            member = torch.zeros(len(group), self.groups, dtype=values.dtype)
-            member[torch.arange(len(group)), torch.from_numpy(group)] = 1
-            total += values @ member
+            total += values @ torch.eye(self.groups, dtype=values.dtype)[torch.from_numpy(group)]
             return
         order = np.argsort(group, kind="stable")
         names, begins = np.unique(group[order], return_index=True)

@@ -5,6 +5,7 @@ Nothing of size queries × slots is ever held: every reduction takes what it nee
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -44,7 +45,7 @@ class Queries:
             yield Queries(self.rows[cut], None if self.directions is None else self.directions[cut], self.per_example)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores:
     r"""The scores of some examples for the slots of one block.
 
@@ -58,10 +59,23 @@ class Scores:
     per_example: int
 
     def __getitem__(self, score: Score) -> Float[Tensor, "n m"]:
-        if score == "weight":
-            return self._add(self.raw)
-        if score == "abs":
-            return self._add(self.raw.abs())
+        return {"weight": self._weight, "abs": self._abs, "contribution": self._contribution}[score]()
+
+    def _weight(self) -> Tensor:
+        return self._add(self.raw)
+
+    def _abs(self) -> Tensor:
+        return self._absolute
+
+    @cached_property
+    def _absolute(self) -> Tensor:
+        return self._add(self.raw.abs())
+
+    def _contribution(self) -> Tensor:
+        return self._pulled
+
+    @cached_property
+    def _pulled(self) -> Tensor:
         assert self.pull is not None, "contributions need directions"
         return self._add(self.raw * self.pull)
 

@@ -203,9 +203,8 @@ class Spotlight:
 
     def _hits(self, best: Best, info: LayerInfo, layer: str, queries: Queries, score: Score, target: str) -> Hits:
         store, calls = self.memory.store, self.memory.store.calls(info.name)
-        n = best.slot.shape[0]
-        filled = (best.slot >= 0).all(0)
-        slots = best.slot[:, filled].reshape(n, -1)
+        n, found = len(best.slot), best.slot.numpy()
+        slots = found[:, (found >= 0).all(0)]
         flat = slots.reshape(-1)
         weight, contribution = self._both(info, queries, slots)
         visits = calls.visits_of(flat) if len(flat) else flat

@@ -20,7 +20,7 @@ class Arena:
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor; large ones get memory of their own."""
         size = math.prod(shape) * dtype.itemsize
-        if size > BUFFER_BYTES:
+        if not 0 < size <= BUFFER_BYTES:
             return torch.empty(shape, dtype=dtype)
         if self.used + size > BUFFER_BYTES:
             try:

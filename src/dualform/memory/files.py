@@ -24,6 +24,8 @@ SAFETENSORS_NAME = {
     torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
 }  # fmt: skip
 
+_DTYPE = {name: dtype for dtype, name in SAFETENSORS_NAME.items()}
+
 
 @dataclass(frozen=True)
 class FileEntry:
@@ -182,6 +184,21 @@ def write_tensors(
                     out.write(_bytes_of(piece))
 
     return write_whole(path, fill, size=end)
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, not read but mapped: what is looked at comes from the page cache."""
+    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    length = int.from_bytes(bytes(whole[:8].tolist()), "little")
+    header = json.loads(whole[8 : 8 + length].numpy().tobytes())
+    out = {}
+    for name, about in header.items():
+        if name != "__metadata__":
+            begin, end = (8 + length + offset for offset in about["data_offsets"])
+            dtype = _DTYPE[about["dtype"]]
+            out[name] = torch.empty(about["shape"], dtype=dtype) if begin == end else whole[begin:end].view(dtype)
+            out[name] = out[name].reshape(about["shape"])
+    return out
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:

@@ -11,17 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int, Shaped
-from safetensors import safe_open
 from torch import Tensor
 
 from dualform.errors import HorizonError, LayerNotFound, NoSteps
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo, Transition
 
 from .codec import COMPUTED, row_scale
-from .files import verify
+from .files import map_tensors, verify
 from .manifest import Manifest, Shard, load_manifest
 
-BLOCK_ROWS = 2048
+BLOCK_ROWS = 4096
 """Rows that are decoded and multiplied at a time: small enough for the cache, large enough for the matrix product."""
 
 
@@ -43,9 +42,11 @@ class Calls:
         """The call of each slot."""
         return np.searchsorted(self.start, slots, side="right") - 1
 
-    def visits_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-        """The visit of each slot, −1 where it is not known."""
-        k = self.of(slots)
+    def visits_of(
+        self, slots: Int[np.ndarray, " m"], calls: Int[np.ndarray, " m"] | None = None
+    ) -> Int[np.ndarray, " m"]:
+        """The visit of each slot, −1 where it is not known; ``calls`` are their calls, if at hand."""
+        k = self.of(slots) if calls is None else calls
         visits = self.visit[k] + (slots - self.start[k]) // self.stride[k] % self.batch[k]
         return np.where(self.visit[k] < 0, -1, visits)
 
@@ -80,7 +81,7 @@ class Block:
     @cached_property
     def visits(self) -> Int[np.ndarray, " m"]:
         """The visit of each row, −1 where it is not known."""
-        return self.calls.visits_of(self.slots)
+        return self.calls.visits_of(self.slots, self.call)
 
     def coefficients(self, of_step: Float[np.ndarray, " T1"]) -> Float[np.ndarray, " m"]:
         """What each row counts for, from the coefficient of its step."""
@@ -113,7 +114,7 @@ class Store:
         for shard in self.manifest.shards:
             for name, entry in shard.files.items():
                 verify(self.path / name, entry, content=name.endswith(".parquet"))
-        self._trusted: set[str] = set()
+        self._mapped: dict[str, dict[str, Tensor]] = {}
         self.cache: dict[Any, Any] = {}
         """What was computed from the memory and is worth keeping while it is open."""
 
@@ -283,45 +284,41 @@ class Store:
     def _slot_tensors(
         self, shard: Shard, layer: str, errors: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        with self._open(f"shards/{shard.number:06d}.safetensors", shard) as file:
-            names = set(file.keys())
+        tensors = self._tensors(f"shards/{shard.number:06d}.safetensors", shard)
 
-            def scale(what: str) -> Tensor | None:
-                name = f"{layer}.{what}_exponents"
-                return row_scale(file.get_tensor(name), self.compute) if name in names else None
+        def scale(what: str) -> Tensor | None:
+            return row_scale(tensors.get(f"{layer}.{what}_exponents"), self.compute)
 
-            keys = file.get_tensor(f"{layer}.keys")
-            if not errors:
-                return keys, scale("key"), None, None
-            return keys, scale("key"), file.get_tensor(f"{layer}.errors"), scale("error")
+        keys = tensors[f"{layer}.keys"]
+        if not errors:
+            return keys, scale("key"), None, None
+        return keys, scale("key"), tensors[f"{layer}.errors"], scale("error")
 
-    def _open(self, name: str, shard: Shard | None = None) -> Any:
-        if shard is not None and name not in self._trusted:
-            verify(self.path / name, shard.files[name], content=True)  # once: a changed byte is found before it counts
-            self._trusted.add(name)
-        return safe_open(str(self.path / name), framework="pt")
+    def _tensors(self, name: str, shard: Shard | None = None) -> dict[str, Tensor]:
+        """The tensors of a file, mapped once, after its content was checked: a changed byte is found in time."""
+        if name not in self._mapped:
+            if shard is not None:
+                verify(self.path / name, shard.files[name], content=True)
+            self._mapped[name] = map_tensors(self.path / name)
+        return self._mapped[name]
 
     def initial(self, name: str) -> Tensor:
         """A parameter or buffer as recording began."""
-        with self._open("init.safetensors") as file:
-            return file.get_tensor(name)
+        return self._tensors("init.safetensors")[name]
 
     def initial_buffer(self, name: str) -> Tensor | None:
         """The optimiser's buffer of a parameter as recording began, if it had one."""
-        with self._open("init.safetensors") as file:
-            return file.get_tensor(f"{name}#buffer") if f"{name}#buffer" in file.keys() else None  # noqa: SIM118
+        return self._tensors("init.safetensors").get(f"{name}#buffer")
 
     @cached_property
     def _snapshots(self) -> dict[str, dict[int, Shard]]:
         where: dict[str, dict[int, Shard]] = {}
         for shard in self.manifest.shards:
             name = f"snapshots/{shard.number:06d}.safetensors"
-            if name in shard.files:
-                with self._open(name, shard) as file:
-                    for key in file.keys():  # noqa: SIM118
-                        parameter, step = key.rsplit("@", 1)
-                        if int(step) <= shard.last:
-                            where.setdefault(parameter, {})[int(step)] = shard
+            for key in self._tensors(name, shard) if name in shard.files else ():
+                parameter, step = key.rsplit("@", 1)
+                if int(step) <= shard.last:
+                    where.setdefault(parameter, {})[int(step)] = shard
         return where
 
     def snapshot(self, name: str, step: int) -> Tensor:
@@ -342,8 +339,7 @@ class Store:
                 )
         if before == 0:
             return self.initial(name)
-        with self._open(f"snapshots/{kept[before].number:06d}.safetensors", kept[before]) as file:
-            return file.get_tensor(f"{name}@{before}")
+        return self._tensors(f"snapshots/{kept[before].number:06d}.safetensors", kept[before])[f"{name}@{before}"]
 
     @property
     def _every(self) -> int:

@@ -110,7 +110,7 @@ class Stage:
     def products(self, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
         """For each call the watched entries of EᵀX, and the size of the terms that they are added up from."""
         found = []
-        for sheet in self.sheets:
+        for sheet in filter(_used, self.sheets):
             begins = [slots.begin for slots in self.slots if slots.sheet is sheet]
             e = sheet.errors.numpy()[: sheet.used, entries.rows].astype(np.float64)
             x = (
@@ -129,7 +129,7 @@ class Stage:
         A few rows at a time, so that they stay in the cache while ``then(slots, run)`` makes use of them too.
         """
         finite = True
-        for sheet in self.sheets:
+        for sheet in filter(_used, self.sheets):
             run = self._run(sheet.used, STORED[dtype], arena)
             inside = [slots for slots in self.slots if slots.sheet is sheet]
             for slots in inside:
@@ -151,3 +151,7 @@ class Stage:
         self.slots, self.sheets = [], self.sheets[:1]
         for sheet in self.sheets:
             sheet.used = 0
+
+
+def _used(sheet: Sheet) -> bool:
+    return sheet.used > 0

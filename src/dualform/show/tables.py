@@ -1,14 +1,11 @@
 """Answers as tables for the terminal."""
 
-from collections.abc import Iterable
-from typing import Any
-
 from rich import box
 from rich.table import Table
 
 from dualform.explain import Certificate, Groups, Hits, Memory
 
-from .words import ends, same_digits, size, unit
+from .words import disk_files, ends, same_digits, size, unit
 
 OURS = ("visit", "row", "step")
 """Columns that dualform writes by itself; of these only the step is worth a column."""
@@ -18,13 +15,14 @@ def hits_table(hits: Hits) -> Table:
     """The best slots of one query, one line each."""
     rows = list(hits)
     noted = [name for name in hits.columns.column_names if name not in OURS]
-    table = _table("rank", *noted, "step", *(["position"] if any(hit.position for hit in rows) else []), right=True)
+    position = ["position"] if any(hit.position for hit in rows) else []  # an example with one row has no other
+    table = _table("rank", *noted, "step", *position, right=True)
     table.add_column(_adds(hits.target), justify="right")
     table.add_column("weight α", justify="right")
     adds, alphas = same_digits(hit.contribution for hit in rows), same_digits(hit.weight for hit in rows)
     for hit, add, alpha in zip(rows, adds, alphas, strict=True):
-        place = [hit.position] if len(table.columns) == len(noted) + 5 else []
         known = ["?" if hit.columns[name] is None else hit.columns[name] for name in noted]
+        place = [hit.position] if position else []
         table.add_row(*map(str, [hit.rank + 1, *known, hit.step, *place]), add, alpha)
     return table
 
@@ -83,9 +81,7 @@ def columns_table(memory: Memory) -> Table:
 
 def disk_table(memory: Memory) -> Table:
     """Where the bytes are."""
-    manifest = memory.store.manifest
-    entries = {name: entry.bytes for shard in manifest.shards for name, entry in shard.files.items()}
-    entries["init.safetensors"] = manifest.init.bytes
+    entries = disk_files(memory)
     kinds: dict[str, list[int]] = {}
     for name, count in entries.items():
         kinds.setdefault(name.split("/")[0], []).append(count)
@@ -108,7 +104,7 @@ def _adds(target: str) -> str:
     return f"adds to {target}"
 
 
-def _table(*columns: str, right: bool, rows: Iterable[Any] = ()) -> Table:
+def _table(*columns: str, right: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if right else "left")

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from dualform.explain import Groups
+from dualform.explain import Groups, Memory
 from dualform.types import Score
 
 MASKED = (
-    "A mask removes direct contributions with everything else held fixed. It shows what the weights are made of, not what "
-    "training without these examples would have given."
+    "A mask removes direct contributions with everything else held fixed. It shows what the weights are made of, not "
+    "what training without these examples would have given."
 )
 FIRST_ORDER = (
-    "This is not the last layer: a contribution is followed through the layers after it to first order. The parts still sum "
-    "to the layer's own change."
+    "This is not the last layer: a contribution is followed through the layers after it to first order. The parts "
+    "still sum to the layer's own part."
 )
 
 
@@ -26,33 +26,37 @@ def unit(score: Score, target: str) -> str:
 
 
 def same_digits(values: Iterable[float], least: int = 2) -> list[str]:
-    """Signed numbers with the same number of decimals, enough for three digits of the largest; so a column visibly adds up."""
+    """Signed numbers with the same decimals, enough for three digits of the largest: a column visibly adds up."""
     values = list(values)
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
     places = least if largest == 0 else min(9, max(least, 2 - math.floor(math.log10(largest))))
-    return [f"{value:+.{places}f}" for value in values]
+    return ["not kept" if math.isnan(value) else f"{value:+.{places}f}" for value in values]
 
 
 def parts(groups: Groups, query: int = 0) -> dict[str, float]:
     """The parts of a contribution that sum to the whole, by their names."""
     assert groups.bias is not None and groups.initial is not None
     return {
-        "training, through the weights": float(groups.values[query].sum()),
-        "training, through the bias": float(groups.bias[query].sum()),
-        "what is left of the first weights": float(groups.initial[query]),
+        "training, in the weights": float(groups.values[query].sum()),
+        "training, in the bias": float(groups.bias[query].sum()),
+        "left of the first weights": float(groups.initial[query]),
     }
 
 
 def sum_check(groups: Groups, query: int = 0) -> str:
     """The parts, what they sum to, and what is left over."""
     assert groups.total is not None and groups.residual is not None
-    total = float(groups.total[query])
-    *numbers, whole = same_digits([*parts(groups, query).values(), total])
+    *numbers, whole = same_digits([*parts(groups, query).values(), float(groups.total[query])])
     named = " ".join(f"{number} ({name})" for number, name in zip(numbers, parts(groups, query), strict=True))
     return (
-        f"Parts sum to the whole: {named} = {whole}, the part of layer {groups.layer} in {groups.target}; "
-        f"the residual is {float(groups.residual[query]):+.0e}."
+        f"The parts sum to the whole: {named} = {whole}, all that layer {groups.layer} adds to {groups.target}; "
+        f"residual {float(groups.residual[query]):+.0e}."
     )
+
+
+def plain(value: float) -> str:
+    """A number without a sign, with four digits or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ends(values: Sequence[float], shown: int) -> list[int]:
@@ -61,10 +65,22 @@ def ends(values: Sequence[float], shown: int) -> list[int]:
     return order if len(order) <= 2 * shown else order[:shown] + order[-shown:]
 
 
-def size(count: float) -> str:
+def size(count: int | float) -> str:
     """A number of bytes for people."""
-    for name in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            break
-        count, name = count / 1000, "TB"
-    return f"{count:,.0f} {name}" if name == "bytes" or count >= 100 else f"{count:.1f} {name}"
+    names = iter(("bytes", "kB", "MB", "GB", "TB"))
+    name = next(names)
+    while count >= 1000 and name != "TB":
+        count, name = count / 1000, next(names)
+    return f"{count:.1f} {name}" if name != "bytes" and count < 100 else f"{count:,.0f} {name}"
+
+
+def disk_files(memory: Memory) -> dict[str, int]:
+    """The files of a memory that count, with their sizes in bytes."""
+    manifest = memory.store.manifest
+    shards = {name: entry.bytes for shard in manifest.shards for name, entry in shard.files.items()}
+    return {"init.safetensors": manifest.init.bytes, **shards}
+
+
+def disk_size(memory: Memory) -> int:
+    """What a memory takes on disk, in bytes."""
+    return sum(disk_files(memory).values())

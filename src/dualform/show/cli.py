@@ -1,0 +1,122 @@
+"""The command line: verbs over the same objects that Python users hold."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer import Argument, Option
+from typer.core import TyperGroup
+
+from dualform.errors import DualformError
+from dualform.explain import open_memory
+from dualform.types import Score
+
+from . import demo as demonstration
+from .asking import Question, see_that_they_agree, tell
+from .factory import load_weights, make_model
+from .inputs import as_inputs, parse_rows, read_rows
+from .inspecting import describe
+
+
+class Commands(TyperGroup):
+    """Says every error of ours as one sentence, and what Ctrl-C means."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        try:
+            return super().invoke(ctx)
+        except DualformError as error:
+            if ctx.params.get("debug"):
+                raise
+            errors.print(f"{type(error).__name__}: {error}")
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if ctx.params.get("debug") or error.filename is None:
+                raise
+            errors.print(f"cannot use {error.filename}: {error.strerror}.")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            errors.print("\nStopped. What was complete is on disk; run the same command again to start over.")
+            raise typer.Exit(130) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    help="Which training examples is this prediction made of?",
+    epilog="Start with [bold]dualform demo[/]. docs/cli.md says more.",
+)
+MemoryPath = Annotated[Path, Argument(help="The folder of a memory, made by dualform.record.", show_default=False)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dualform {version('dualform')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, Option("--debug", envvar="DUALFORM_DEBUG", help="Show where an error comes from.")] = False,
+    version: Annotated[bool, Option("--version", help="Say which version this is.", callback=_version)] = False,
+) -> None:
+    """Options of all commands."""
+
+
+@app.command(epilog="[bold]Example:[/] dualform demo --out runs/demo")
+def demo(
+    out: Annotated[Path, Option(help="The folder for the memory, the figures and the report.")] = Path("runs/demo"),
+    steps: Annotated[int, Option(help="How many steps to train.", min=1)] = demonstration.STEPS,
+) -> None:
+    """Record a small network on real digits, then ask it what three of its predictions are made of."""
+    demonstration.run(out, steps, _console())
+
+
+@app.command(epilog="[bold]Example:[/] dualform inspect runs/demo/memory")
+def inspect(path: MemoryPath) -> None:
+    """Show what is in a memory: steps, visits, columns, layers, sizes on disk, marks, and how exact it is."""
+    describe(open_memory(path), _console())
+
+
+EXAMPLES = """[bold]Examples:[/]
+
+dualform ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npy --rows 0,3,5
+
+dualform ask runs/mine --model train:make_model --data test.npz --key images --layer fc1 --score abs --by source"""
+
+
+@app.command(epilog=EXAMPLES)
+def ask(
+    path: MemoryPath,
+    model: Annotated[str, Option(help="How to make the model: package.module:factory, with plain arguments if any.")],
+    data: Annotated[Path, Option(help="Inputs as the model saw them: .npy, .npz, .csv, .parquet, .safetensors.")],
+    rows: Annotated[str, Option(help="Which rows of the file: 0,3,5 or 10:14.")] = "0",
+    key: Annotated[str | None, Option(help="The array in the file, or the columns of a table: a,b,c.")] = None,
+    weights: Annotated[Path | None, Option(help="Weights to see that they are the memory's: .safetensors.")] = None,
+    step: Annotated[int | None, Option(help="Read the memory as it stood after this step.")] = None,
+    layer: Annotated[str | None, Option(help="The layer to ask; by default the last one.")] = None,
+    by: Annotated[str | None, Option(help="Sum over the groups of this column; by default label.")] = None,
+    k: Annotated[int, Option("-k", help="How many examples, and groups at either end.", min=1)] = 10,
+    score: Annotated[Score, Option(help="What counts: the contribution, the weight α, or |α|.")] = "contribution",
+    target: Annotated[int | None, Option(help="Explain this class; by default the predicted one.")] = None,
+    without: Annotated[str | None, Option(help="Also predict with visits masked out, as in 'label = 3'.")] = None,
+) -> None:
+    """Show which training examples the predictions for some rows of a file are made of."""
+    memory = open_memory(path) if step is None else open_memory(path).at(step)
+    network = make_model(model)
+    if weights is not None:
+        see_that_they_agree(memory, load_weights(network, weights), weights)
+    numbers = parse_rows(rows)
+    inputs = as_inputs(read_rows(data, numbers, key), network)
+    question = Question(layer or memory.layers[-1], by, k, score, target, without)
+    tell(memory, network, inputs, numbers, question, _console())
+
+
+def _console() -> Console:
+    return Console(highlight=False)

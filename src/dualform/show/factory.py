@@ -1,0 +1,78 @@
+"""A model from its name: ``package.module:factory``, with plain values as arguments if it takes any."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from dualform.errors import DataNotFound, ModelMismatch, QueryError
+
+HOW = "Write package.module:factory, as in 'train:make_model' or 'dualform.models:MLP(784, 128, 10)'."
+
+
+def make_model(name: str) -> nn.Module:
+    """Import the factory (the working folder counts too) and call it: ``"dualform.models:MLP(784, 128, 10)"``."""
+    module_name, _, expression = name.partition(":")
+    path, args, kwargs = _read(name, expression)
+    try:
+        found: Any = _import(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+        model = found if isinstance(found, nn.Module) else found(*args, **kwargs)
+    except Exception as error:
+        raise QueryError(f"cannot make the model '{name}': {type(error).__name__}: {error}. {HOW}") from error
+    if not isinstance(model, nn.Module):
+        raise QueryError(f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module. {HOW}")
+    return model
+
+
+def _read(name: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """The dotted name and the arguments. Nothing is evaluated: arguments are literals."""
+    try:
+        tree = ast.parse(expression, mode="eval").body
+        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
+        args = [ast.literal_eval(value) for value in call.args]
+        kwargs = {str(pair.arg): ast.literal_eval(pair.value) for pair in call.keywords}
+        path = ast.unparse(call.func)
+    except (SyntaxError, ValueError) as error:
+        raise QueryError(f"cannot read the model '{name}'. {HOW}") from error
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise QueryError(f"cannot read the model '{name}'. {HOW}")
+    return path, args, kwargs
+
+
+def _import(module: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def load_weights(model: nn.Module, file: Path) -> nn.Module:
+    """Load a safetensors file into a model; every name must be in both."""
+    if not file.is_file():
+        raise DataNotFound(f"there is no file {file}. Save the weights with safetensors.torch.save_model(model, path).")
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise QueryError(f"{file} is not a safetensors file ({error}). Other formats are not read.") from error
+    try:
+        missing, unknown = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ModelMismatch(f"the weights in {file} do not fit this {type(model).__name__}: {_last(error)}") from error
+    tied = {name for name, _ in model.named_parameters()}  # of tied weights a file holds one name only
+    missing = [name for name in missing if name in tied]
+    if missing or unknown:
+        what = f"'{missing[0]}' is not in the file" if missing else f"the model has no '{unknown[0]}'"
+        raise ModelMismatch(f"the weights in {file} do not fit this {type(model).__name__}: {what}.")
+    return model
+
+
+def _last(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()

@@ -1,0 +1,180 @@
+"""Figures of answers, also reachable as ``dualform.plot``. Each function is named after the question it draws.
+
+Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept. The colours are those of Okabe and Ito,
+which people with any kind of colour vision can tell apart, and nothing is told by colour alone.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Shaped
+from torch import Tensor
+
+from dualform.errors import QueryError, require
+from dualform.explain import Groups, Hits, Timeline
+from dualform.types import Score
+
+from .words import ends, parts, plain, same_digits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+else:
+    Figure = Any  # matplotlib is an extra: it is imported when a figure is drawn
+
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+GREY, INK = "#999999", "#222222"
+LINES = [BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION]
+STYLES = ["-", "--", "-.", ":", "-", "--"]
+
+
+def top(
+    hits: Hits,
+    images: Shaped[Tensor, "N height width *channels"],
+    *,
+    asked: Shaped[Tensor, "n height width *channels"] | None = None,
+    titles: Sequence[str] | None = None,
+    shown: int = 8,
+) -> Figure:
+    """The top training images of each query, one row a query; under each what it adds, its weight, label and step.
+
+    ``images`` are the training images, found by the noted column ``index``; ``asked`` the images of the queries.
+    """
+    n, k = len(hits), min(shown, hits.slots.shape[1])
+    if "index" not in hits.columns.column_names:
+        raise QueryError(
+            f"to draw training images the column 'index' is needed; noted were {hits.columns.column_names}."
+        )
+    before = 0 if asked is None else 1
+    figure, axes = _axes(n, k + before, (1.25 * (k + before) + 0.4, 1.95 * n + 0.3))
+    for i in range(n):
+        if asked is not None:
+            _picture(axes[i, 0], asked[i], titles[i] if titles else f"query {i}", ORANGE)
+        rows = list(hits[i])[:k]
+        adds = same_digits(hit.contribution for hit in rows)
+        for axis, hit, add in zip(axes[i, before:], rows, adds, strict=True):
+            about = [f"label {hit.label}"] if "label" in hit.columns else []
+            below = "\n".join([f"α = {hit.weight:.3g}", *about, f"#{hit.index}, step {hit.step}"])
+            _picture(axis, images[hit.index], below, None, head=add)
+    figure.suptitle(f"What each training image adds to {hits.target} (layer {hits.layer})", fontsize=10)
+    return figure
+
+
+def by(groups: Groups, *, query: int = 0, recalled: Groups | None = None, shown: int = 10) -> Figure:
+    """The totals of each group as bars, with the initial and bias parts and the sum of all for contributions.
+
+    ``recalled`` is a second answer about the same column, drawn beside it, such as ``score="abs"``: Σ|α|.
+    """
+    values = groups.values[query].tolist()
+    chosen = list(range(len(values))) if len(values) <= 2 * shown else ends(values, shown)
+    names = [f"{groups.column} {groups.names[i]}" for i in chosen]
+    bars = [values[i] for i in chosen]
+    if groups.total is not None:
+        left = sum(values) - sum(bars)
+        rest = list(parts(groups, query).items())[1:]
+        names += [*(["other groups"] if len(bars) < len(values) else []), *(name for name, _ in rest), "sum of all"]
+        bars += [*([left] if len(bars) < len(values) else []), *(part for _, part in rest)]
+        bars.append(float(groups.total[query]))
+    figure, axes = _axes(1, 1 if recalled is None else 2, (7.5 if recalled is None else 11, 0.32 * len(bars) + 1.3))
+    _bars(axes[0, 0], names, bars, signed=True, last=groups.total is not None)
+    axes[0, 0].set_title(_heading(groups.score, groups.target), fontsize=10)
+    if recalled is not None:
+        sizes = [float(recalled.values[query, i]) for i in chosen]
+        _bars(axes[0, 1], names[: len(chosen)], sizes, signed=False, last=False)
+        axes[0, 1].set_title(_heading(recalled.score, recalled.target), fontsize=10)
+    return figure
+
+
+def timeline(line: Timeline, *, query: int = 0, shown: int = 4) -> Figure:
+    """A score over training: one line a group, the largest groups in colour."""
+    figure, axes = _axes(1, 1, (7.5, 3.4))
+    axis, values, middle = axes[0, 0], line.values[query], (line.edges[:-1] + line.edges[1:]) / 2
+    axis.axis("on")
+    strong = values.abs().sum(1).argsort(descending=True).tolist()
+    for rank, i in reversed(list(enumerate(strong))):
+        front = rank < min(shown, len(LINES))
+        style: dict[str, Any] = {"color": GREY, "linewidth": 0.8}
+        if front:
+            name = "all visits" if line.column is None else f"{line.column} {line.names[i]}"
+            style = {"color": LINES[rank], "linestyle": STYLES[rank], "linewidth": 1.8, "label": name}
+        axis.plot(middle.numpy(), values[i].numpy(), zorder=3 if front else 1, **style)
+    axis.axhline(0, color=INK, linewidth=0.6)
+    axis.set_xlabel("training step")
+    axis.set_ylabel("sum over a stretch of steps", fontsize=9)
+    axis.set_title(f"{_heading(line.score, line.target)}, over training", fontsize=10)
+    handles, labels = (list(reversed(each)) for each in axis.get_legend_handles_labels())
+    if len(strong) > len(labels):
+        handles, labels = [*handles, *axis.plot([], [], color=GREY, linewidth=0.8)], [*labels, "the other groups"]
+    axis.legend(handles, labels, fontsize=8, frameon=False)
+    _clean(axis)
+    return figure
+
+
+def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
+    """How sharp the spotlight is: the sorted scores of the top slots, one line a query."""
+    figure, axes = _axes(1, 1, (6.5, 3.4))
+    axis = axes[0, 0]
+    axis.axis("on")
+    scores = hits.contribution if hits.score == "contribution" else hits.weight
+    scores = scores.abs() if hits.score == "abs" else scores
+    for i in range(len(hits)):
+        name = titles[i] if titles else f"query {i}"
+        ranks = np.arange(1, scores.shape[1] + 1)
+        style = {"color": LINES[i % len(LINES)], "linestyle": STYLES[i % len(STYLES)]}
+        axis.plot(ranks, scores[i].sort(descending=True).values.numpy(), label=name, linewidth=1.8, **style)
+    axis.axhline(0, color=INK, linewidth=0.6)
+    axis.set_xlabel("rank of the training visit")
+    axis.set_title(f"{_heading(hits.score, hits.target)} (layer {hits.layer})", fontsize=10)
+    axis.legend(fontsize=8, frameon=False)
+    _clean(axis)
+    return figure
+
+
+def _heading(score: Score, target: str) -> str:
+    return {"contribution": f"adds to {target}", "weight": "weight α", "abs": "attention Σ|α|"}[score]
+
+
+def _axes(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure with a grid of empty axes."""
+    figure = require("matplotlib.figure", "plot").Figure(
+        figsize=inches, dpi=150, layout="constrained", facecolor="white"
+    )
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    return figure, axes
+
+
+def _picture(axis: Any, image: Tensor, below: str, frame: str | None, head: str = "") -> None:
+    axis.axis("on")
+    axis.imshow(image.cpu().numpy(), cmap="gray_r", interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(head, fontsize=10, fontweight="bold", color=INK, pad=3)
+    axis.set_xlabel(below, fontsize=7, color=INK, labelpad=3)
+    for spine in axis.spines.values():
+        spine.set(color=frame or "#CCCCCC", linewidth=2 if frame else 0.6)
+
+
+def _bars(axis: Any, names: Sequence[str], values: Sequence[float], *, signed: bool, last: bool) -> None:
+    axis.axis("on")
+    colours = [BLUE if value >= 0 else VERMILION for value in values]
+    if last:
+        colours[-1] = INK
+    places = np.arange(len(values))
+    axis.barh(places, values, color=colours, height=0.72)
+    axis.set_yticks(places, names, fontsize=8)
+    axis.invert_yaxis()
+    texts = same_digits(values) if signed else [plain(value) for value in values]
+    for place, value, text in zip(places, values, texts, strict=True):
+        axis.annotate(
+            text, (value, place), xytext=(3 if value >= 0 else -3, 0), textcoords="offset points", fontsize=8,
+            ha="left" if value >= 0 else "right", va="center",
+        )  # fmt: skip
+    axis.axvline(0, color=INK, linewidth=0.8)
+    axis.margins(x=0.18)
+    _clean(axis)
+
+
+def _clean(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)

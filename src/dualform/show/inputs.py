@@ -1,0 +1,126 @@
+"""Rows of a data file as the inputs of a model. Nothing is ever unpickled."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from dualform.errors import DataNotFound, QueryError
+
+KINDS = (".npy", ".npz", ".csv", ".parquet", ".safetensors")
+
+
+def read_rows(file: Path, rows: Sequence[int], key: str | None = None) -> Shaped[Tensor, "n ..."]:
+    """Some rows of a file. ``key`` names the array in an .npz or .safetensors, or the columns of a table: ``"a,b"``."""
+    if not file.is_file():
+        raise DataNotFound(f"there is no file {file}. Give --data one of these kinds: {', '.join(KINDS)}.")
+    if file.suffix not in READERS:
+        raise QueryError(f"cannot read {file}: '{file.suffix}' is not one of {', '.join(KINDS)}.")
+    try:
+        data = READERS[file.suffix](file, key)
+        _within(file, rows, len(data))
+        return _tensor(data, rows)
+    except (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError) as error:
+        raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
+
+
+def parse_rows(text: str) -> list[int]:
+    """Row numbers: ``"0,3,5"``, and ``"10:14"`` for 10, 11, 12, 13."""
+    try:
+        rows: list[int] = []
+        for part in text.split(","):
+            first, colon, last = part.partition(":")
+            rows += range(int(first or 0), int(last)) if colon else [int(part)]
+    except ValueError as error:
+        raise QueryError(
+            f"cannot read the rows '{text}'. Write numbers and stretches, as in 0,3,5 or 10:14."
+        ) from error
+    if not rows:
+        raise QueryError(f"the rows '{text}' are none at all. Write numbers and stretches, as in 0,3,5 or 10:14.")
+    return rows
+
+
+def as_inputs(data: Shaped[Tensor, "n ..."], model: nn.Module) -> Shaped[Tensor, "n ..."]:
+    """The rows in the type that the model computes in. Integers stay so where there is an embedding: tokens."""
+    tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
+    if tokens and not data.is_floating_point():
+        return data.long()
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    return data.to(dtype)
+
+
+def _within(file: Path, rows: Sequence[int], count: int) -> None:
+    for row in rows:
+        if not -count <= row < count:
+            raise QueryError(f"{file} has no row {row}: it holds {count:,} rows, counted from 0.")
+
+
+def _tensor(data: Any, rows: Sequence[int]) -> Tensor:
+    index = [row % len(data) for row in rows]
+    if isinstance(data, pa.Table):
+        return torch.from_numpy(_stacked(data.take(index)))
+    if isinstance(data, Tensor):
+        return data[index]
+    array = np.asarray(data[index])
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+
+
+def _stacked(table: pa.Table) -> np.ndarray:
+    """The columns side by side; a single column of lists is an array already."""
+    columns = [np.array(table[name].to_pylist()) for name in table.column_names]
+    for name, column in zip(table.column_names, columns, strict=True):
+        if column.dtype.kind not in "biuf":
+            raise QueryError(
+                f"column '{name}' does not hold numbers. Name the columns the model takes, as in --key a,b,c."
+            )
+    return columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
+
+
+def _npy(file: Path, key: str | None) -> np.ndarray:
+    return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def _npz(file: Path, key: str | None) -> np.ndarray:
+    with np.load(file, allow_pickle=False) as arrays:
+        return arrays[_key(file, key, arrays.files)]
+
+
+def _safetensors(file: Path, key: str | None) -> Tensor:
+    with safe_open(str(file), framework="pt") as tensors:
+        return tensors.get_tensor(_key(file, key, list(tensors.keys())))
+
+
+def _csv(file: Path, key: str | None) -> pa.Table:
+    return _columns(pyarrow.csv.read_csv(file), file, key)
+
+
+def _parquet(file: Path, key: str | None) -> pa.Table:
+    return _columns(pq.read_table(file), file, key)
+
+
+def _columns(table: pa.Table, file: Path, key: str | None) -> pa.Table:
+    return (
+        table
+        if key is None
+        else table.select([_key(file, name.strip(), table.column_names) for name in key.split(",")])
+    )
+
+
+def _key(file: Path, key: str | None, names: Sequence[str]) -> str:
+    if key is None and len(names) == 1:
+        return names[0]
+    if key is None or key not in names:
+        what = f"has no '{key}'" if key else "holds more than one array"
+        raise QueryError(f"{file} {what}: choose with --key from {list(names)}.")
+    return key
+
+
+READERS = {".npy": _npy, ".npz": _npz, ".csv": _csv, ".parquet": _parquet, ".safetensors": _safetensors}

@@ -1,0 +1,196 @@
+"""Lower precision costs digits, not truth: float32, half precision, autocast, loss scaling."""
+
+import pytest
+import torch
+from helpers import Whole, assert_clean, assert_rebuilt, batches, mlp, setups, sgd, trained, whole
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.nn import functional as F
+
+import dualform
+from dualform.errors import NonFiniteGradient
+
+BARS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3}
+"""What each way to keep slots costs a network that is trained in float64: the rounding of single slots adds up at random."""
+
+
+@pytest.mark.parametrize("dtype", BARS)
+@given(setup=setups(), whole_model=st.booleans())
+def test_a_float64_network_may_be_remembered_with_fewer_digits(dtype, setup, whole_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("memory")
+    if whole_model:
+        model = whole(setup.seed)
+        run = trained(path, model, optim.SGD(model.parameters(), **setup.settings), batches(4, 4, 5, 3), dtype=dtype)
+    else:
+        run = setup.run(path, dtype=dtype)
+    memory = run.memory
+    assert_clean(memory)
+    assert memory.store.manifest.dtype == dtype
+    certificate = memory.check(run.model, full=True)
+    for name, error in certificate.items():
+        # a parameter that moved by cancelling slots is known to the digits of the slots, not of their sum
+        size = slot_size(memory, name)
+        off = error * (run.model.get_parameter(name).detach() - run.states[0][name]).norm().item()
+        assert off <= BARS[dtype] * size + 1e-13, f"{name}: {off:.1e} of {size:.1e}"
+
+
+def slot_size(memory: dualform.Memory, name: str) -> float:
+    """How much the slots move a parameter, added up without their signs; and what is left of the beginning."""
+    total = memory.store.initial(name).double().norm().item() * 1e-3
+    for layer in memory.store.manifest.layers:
+        steps, transitions, scale = memory.store.schedule(name)
+        if name == layer.weight or any(name == module.bias for module in layer.modules):
+            most = float(abs(transitions[:, 4]).max() * abs(scale).max()) * 20  # momentum gathers up to 1 / (1 − μ)
+            for block in memory.store.blocks(layer.name, errors=True):
+                assert block.errors is not None
+                e = block.errors.double() * (1 if block.error_scale is None else block.error_scale.unsqueeze(1))
+                k = block.keys.double() * (1 if block.key_scale is None else block.key_scale.unsqueeze(1))
+                total += most * float((e.norm(dim=1) * (k.norm(dim=1) if name == layer.weight else 1)).sum())
+    return total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("make", [lambda: mlp(5, 8, 3), whole], ids=["mlp", "whole model"])
+def test_a_float32_network_is_rebuilt_within_the_bar(make, dtype, tmp_path):
+    """spec/dual-form.md §5.2: 2e-5 of the change for float32 training; float16 keeps 11 bits of every number."""
+    model = make().float()
+    optimizer = sgd(model)
+    data = [(x.float(), y) for x, y in batches(20, 8, 5, 3)]
+    run = trained(tmp_path, model, optimizer, data, dtype=dtype)
+    assert_clean(run.memory)
+    assert run.memory.check(model, full=True).worst <= {"float32": 2e-5, "float16": 2e-3}[dtype]
+    model.eval()
+    x = torch.randn(50, 5)
+    torch.testing.assert_close(
+        run.memory.predict(model, x), model(x), rtol=0, atol={"float32": 1e-4, "float16": 1e-2}[dtype]
+    )
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("make", [lambda: mlp(5, 16, 3), lambda: Whole(dropout=0.1)], ids=["mlp", "whole model"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_training_under_autocast_is_rebuilt_within_a_hundredth(make, lower, dtype, tmp_path):
+    """Weight gradients are themselves rounded to 8 (or 11) bits: spec/optimisers.md §3."""
+    torch.manual_seed(0)
+    model = make().float()
+    optimizer = sgd(model)
+    with dualform.record(model, optimizer, tmp_path, dtype=dtype, progress=False) as tape:
+        for x, y in batches(20, 8, 5, 3):
+            tape.note(label=y)
+            with torch.autocast("cpu", lower):
+                loss = F.cross_entropy(model(x.float()), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert_clean(memory)
+    assert memory.check(model, full=True).worst <= 1e-2
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 3, 5)], ids=str)
+def test_keys_under_autocast_are_what_the_layer_multiplies(shape, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3))
+    x = torch.randn(shape)
+    with dualform.record(model, sgd(model), tmp_path, dtype="float32", progress=False) as tape:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        tape.optimizers[0].step()
+    keys = torch.cat([block.keys for block in dualform.open(tmp_path).store.blocks("0", errors=False)])
+    assert torch.equal(keys, x.reshape(-1, 5).bfloat16().float())
+
+
+# -------------------------------------------------------------------------------------------------------- loss scaling
+
+
+def scaled_run(path, *, fused: bool, bad: tuple[int, ...] = (), set_to_none: bool = True, clipped: bool = False, model=None, dtype="float64"):  # fmt: skip
+    """Train with a loss scaler; the loss of the ``bad`` batches is infinite, so their steps are skipped."""
+    model = model or mlp(5, 4, 3).float()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3)
+    with dualform.record(model, optimizer, path, dtype=dtype, progress=False) as tape:
+        for i, (x, y) in enumerate(batches(8, 4, 5, 3)):
+            tape.note(index=i, label=y)
+            loss = F.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
+            scaler.scale(loss * torch.inf if i in bad else loss).backward()
+            if clipped:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=set_to_none)
+    return dualform.open(path), model
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("clipped", [False, True], ids=["not clipped", "clipped"])
+def test_a_loss_scale_is_taken_out_again(fused, clipped, tmp_path):
+    memory, model = scaled_run(tmp_path, fused=fused, clipped=clipped)
+    assert memory.step == 8
+    assert_clean(memory)
+    assert memory.check(model, full=True).worst <= 2e-6  # the rounding of float32 training
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("set_to_none", [True, False], ids=["to none", "to zero"])
+@pytest.mark.parametrize("bad", [(0,), (2, 3), (1, 7)], ids=str)
+def test_steps_that_the_loss_scaler_skips_are_not_remembered(bad, fused, set_to_none, tmp_path):
+    """FAILS: BUG, the infinite errors of a step that was skipped stop the recording when they are encoded (NonFiniteGradient)."""
+    memory, model = scaled_run(tmp_path, fused=fused, bad=bad, set_to_none=set_to_none)
+    assert memory.step == 8 - len(bad)
+    assert_clean(memory)
+    assert memory.check(model, full=True).worst <= 2e-6
+    assert sorted(set(memory.visits["index"].to_pylist())) == [i for i in range(8) if i not in bad]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_loss_scaling_is_exact_in_float64(fused, tmp_path):
+    memory, model = scaled_run(tmp_path, fused=fused, model=mlp(5, 4, 3))
+    assert_clean(memory)
+    assert_rebuilt(memory, model)
+
+
+def test_a_scaled_whole_model_with_skipped_steps_is_remembered(tmp_path):
+    """FAILS: BUG, as above."""
+    memory, model = scaled_run(tmp_path, fused=False, bad=(1, 5), model=whole().float())
+    assert_clean(memory)
+    assert memory.check(model, full=True).worst <= 2e-5
+    for name, buffer in model.named_buffers():
+        assert torch.equal(memory.weights()[name], buffer)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan], ids=str)
+def test_a_step_with_a_gradient_that_is_not_finite_is_not_taken(value, tmp_path):
+    model = mlp(5, 4, 3)
+    optimizer = sgd(model)
+    before = {}
+    with pytest.raises(NonFiniteGradient, match="step 3"), dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False):  # fmt: skip
+        for i, (x, y) in enumerate(batches(4, 3, 5, 3)):
+            (F.cross_entropy(model(x), y) * (value if i == 2 else 1)).backward()
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+    memory = dualform.open(tmp_path)  # FAILS: BUG, the two complete steps are lost with the bad one
+    assert memory.step == 2
+    assert_rebuilt(memory, model)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_very_small_and_very_large_rows_are_remembered(dtype, tmp_path):
+    """Errors of 1e-20 and inputs of 1e6 are far outside float16 by themselves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3, bias=False)).double()
+    optimizer = optim.SGD(model.parameters(), lr=1e14)
+    with dualform.record(model, optimizer, tmp_path, dtype=dtype, progress=False):
+        for _ in range(4):
+            x = torch.randn(6, 4, dtype=torch.float64) * 1e6
+            (model(x).tanh().sum() * 1e-20 + (model(x) * 1e-20).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert memory.check(model, full=True).worst <= {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}[dtype]

@@ -1,0 +1,206 @@
+"""The command line: help, documents, answers, and errors in one sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from dualform.errors import AskError
+from dualform.models import MLP
+from dualform.record import record
+from dualform.show import cli
+
+MODEL = "dualform.models:MLP(16, 8, 3)"
+COMMANDS = dict(get_command(cli.app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def call(*words: object):
+    return CliRunner().invoke(cli.app, [str(word) for word in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def data(recorded, tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "x.npy"
+    np.save(file, recorded.x.numpy())
+    return file
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_stands_in_the_docs(name):
+    result = call(name, "--help")
+    assert result.exit_code == 0 and "Example" in result.stdout
+    assert f"## dualform {name}" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_help_and_stands_in_the_docs(name):
+    text = DOCS.read_text(encoding="utf-8")
+    for option in COMMANDS[name].params:
+        assert option.help, f"{name} {option.name}"
+        assert option.opts[0] in text or option.name == "path", f"{name} {option.name}"
+
+
+def test_inspect_shows_what_is_in_a_memory(recorded):
+    result = call("inspect", recorded.path)
+    assert result.exit_code == 0, result.stderr
+    for word in (
+        "30 steps",
+        "300 visits",
+        "fc1",
+        "fc2",
+        "source",
+        "even, odd",
+        "shards",
+        "SGD",
+        "rounding floor",
+        "No marks",
+    ):
+        assert word in result.stdout.replace("odd, even", "even, odd"), word
+
+
+def test_inspect_shows_a_memory_without_steps(tmp_path):
+    model = MLP(4, 2)
+    with record(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "empty", progress=False):
+        pass
+    result = call("inspect", tmp_path / "empty")
+    assert result.exit_code == 0 and "No step is complete" in result.stdout
+
+
+def test_inspect_shows_marks(tmp_path):
+    model = MLP(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="outside"), record(model, optimizer, tmp_path / "m", progress=False):
+        for _ in range(8):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.get_parameter("fc1.weight").mul_(0.5)
+    result = call("inspect", tmp_path / "m")
+    assert "'fc1.weight' from step" in result.stdout
+
+
+def test_ask_says_the_top_examples_the_totals_their_unit_and_the_residual(recorded, data):
+    result = call("ask", recorded.path, "--model", MODEL, "--data", data, "--rows", "0,7", "-k", 3)
+    assert result.exit_code == 0, result.stderr
+    spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]])
+    hits = spot.top(3, layer="fc2")
+    for query in (0, 1):
+        assert f"{float(hits.contribution[query, 0]):+.2f}" in result.stdout
+    for words in (
+        "row 0:",
+        "row 7:",
+        "adds to the logit of the predicted class",
+        "sum to the whole",
+        "residual",
+        "weight α",
+    ):
+        assert words in " ".join(result.stdout.split()), words
+
+
+@pytest.mark.parametrize("score", ["contribution", "weight", "abs"])
+@pytest.mark.parametrize("layer", ["fc1", "fc2"])
+def test_ask_takes_every_score_layer_and_column(recorded, data, score, layer):
+    options = ("--score", score, "--layer", layer, "--by", "source", "--target", 1, "--step", 20)
+    result = call("ask", recorded.path, "--model", MODEL, "--data", data, *options)
+    assert result.exit_code == 0, result.stderr
+    assert "even" in result.stdout
+    assert ("first order" in result.stdout) == (layer == "fc1")
+    assert ("sum to the whole" in result.stdout) == (score == "contribution")
+
+
+def test_a_masked_answer_says_what_a_mask_is(recorded, data):
+    result = call("ask", recorded.path, "--model", MODEL, "--data", data, "--without", "label = 1")
+    assert result.exit_code == 0, result.stderr
+    masked = recorded.memory.without("label = 1").predict(recorded.model, recorded.x[:1])
+    assert f"{float(masked.max()):+.2f}" in result.stdout
+    assert "removes direct contributions with everything else held fixed" in " ".join(result.stdout.split())
+
+
+def test_weights_must_be_the_memorys(recorded, data, tmp_path):
+    save_file(recorded.model.state_dict(), tmp_path / "own.safetensors")
+    torch.manual_seed(1)
+    save_file(MLP(16, 8, 3).state_dict(), tmp_path / "other.safetensors")
+    ask = ("ask", recorded.path, "--model", MODEL, "--data", data)
+    assert call(*ask, "--weights", tmp_path / "own.safetensors").exit_code == 0
+    refused = call(*ask, "--weights", tmp_path / "other.safetensors")
+    assert refused.exit_code == 1 and "are not the memory's" in refused.stderr
+
+
+def test_without_a_label_the_sum_is_still_checked(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, tmp_path / "m", progress=False):
+        for _ in range(30):
+            model(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    np.save(tmp_path / "x.npy", np.ones((2, 4)))
+    (tmp_path / "one_output.py").write_text("import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(4, 1))\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = call("ask", "m", "--model", "one_output:model", "--data", "x.npy", "-k", 4)
+    assert result.exit_code == 0, result.stderr
+    assert "22 others" in result.stdout and "sum to the whole" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"path": "nowhere"}, "there is no memory"),
+        ({"--model": "no.such:model"}, "cannot make the model"),
+        ({"--model": "dualform.models:MLP(16, 9, 3)"}, "does not fit the memory"),
+        ({"--data": "nowhere.npy"}, "there is no file"),
+        ({"--rows": "1000"}, "has no row 1000"),
+        ({"--rows": "x"}, "cannot read the rows"),
+        ({"--layer": "fc9"}, "no layer 'fc9'"),
+        ({"--by": "colour"}, "no column 'colour'"),
+        ({"--target": "3"}, "not among the 3 outputs"),
+        ({"--step": "31"}, "cannot be read at step 31"),
+        ({"--without": "label ="}, "cannot read the filter"),
+        ({"--without": "label = 9"}, "matches none"),
+    ],
+)
+def test_every_error_is_one_sentence_without_a_traceback(recorded, data, change, says):
+    options = {"--model": MODEL, "--data": str(data), **change}
+    path = options.pop("path", recorded.path)
+    result = call("ask", path, *(word for pair in options.items() for word in pair))
+    assert result.exit_code == 1
+    assert says in result.stderr and "Traceback" not in result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_rows_that_do_not_fit_the_model_are_refused_in_a_sentence(recorded, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 5)))
+    result = call("ask", recorded.path, "--model", MODEL, "--data", tmp_path / "x.npy")
+    assert result.exit_code == 1 and "Traceback" not in result.output and result.stderr.count("\n") == 1
+
+
+def test_debug_shows_where_an_error_comes_from():
+    result = call("--debug", "inspect", "nowhere")
+    assert result.exit_code == 1 and type(result.exception).__name__ == "MemoryNotFound"
+    assert not isinstance(call("inspect", "nowhere").exception, AskError)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    result = call("demo", "--out", tmp_path / "file", "--steps", 1)
+    assert result.exit_code == 1 and "cannot use" in result.stderr and "Traceback" not in result.output
+
+
+def test_ctrl_c_ends_with_a_sentence(monkeypatch):
+    def interrupted(*_: object):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.demonstration, "run", interrupted)
+    result = call("demo")
+    assert result.exit_code == 130 and "Stopped." in result.stderr
+
+
+def test_the_version_is_said():
+    assert call("--version").stdout.startswith("dualform ")

@@ -1,0 +1,81 @@
+"""Figures: one function a question, drawn without showing or keeping anything."""
+
+import subprocess
+import sys
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from dualform.errors import QueryError
+from dualform.show import figures
+
+
+@pytest.fixture(scope="module")
+def spot(recorded):
+    return recorded.memory.attend(recorded.model, recorded.x[:3])
+
+
+def drawn(figure) -> bytes:
+    file = BytesIO()
+    figure.savefig(file, dpi=40)
+    return file.getvalue()
+
+
+def widths(figure) -> list[float]:
+    return [bar.get_width() for bar in figure.axes[0].patches]
+
+
+def test_top_draws_a_row_for_each_query_with_what_each_image_adds(recorded, spot):
+    hits = spot.top(4, layer="fc2")
+    figure = figures.top(hits, recorded.images, asked=recorded.images[:3], titles=["a", "b", "c"])
+    assert len(figure.axes) == 3 * (1 + 4)
+    assert figure.axes[1].get_title() == f"{float(hits.contribution[0, 0]):+.2f}"
+    assert drawn(figure).startswith(b"\x89PNG")
+
+
+def test_top_needs_the_index(recorded):
+    hits = recorded.memory.attend(recorded.model, recorded.x[:1]).top(2, layer="fc2")
+    hits = type(hits)(**{**vars(hits), "columns": hits.columns.drop_columns("index")})
+    with pytest.raises(QueryError, match="'index' is needed"):
+        figures.top(hits, recorded.images)
+
+
+@pytest.mark.parametrize("score", ["contribution", "weight", "abs"])
+@pytest.mark.parametrize("layer", ["fc1", "fc2"])
+def test_by_draws_a_bar_for_each_part_and_for_the_sum(spot, score, layer):
+    groups = spot.by("label", layer=layer, score=score)
+    figure = figures.by(groups, query=1, recalled=spot.by("label", layer=layer, score="abs"))
+    bars = widths(figure)
+    assert len(bars) == (3 + 2 + 1 if score == "contribution" else 3)
+    if score == "contribution":
+        assert sum(bars[:-1]) == pytest.approx(bars[-1], abs=1e-4)
+    assert drawn(figure)
+
+
+def test_by_shows_the_ends_of_many_groups_and_sums_the_others(spot):
+    groups = spot.by("index", layer="fc2")
+    bars = widths(figures.by(groups, shown=4))
+    assert len(bars) == 4 + 4 + 1 + 2 + 1
+    assert sum(bars[:-1]) == pytest.approx(bars[-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("column", [None, "label", "index"])
+def test_timeline_draws_over_training_steps(spot, column):
+    figure = figures.timeline(spot.timeline(column, layer="fc2", stretches=6), query=2)
+    assert figure.axes[0].get_xlabel() == "training step"
+    assert drawn(figure)
+
+
+@pytest.mark.parametrize("score", ["contribution", "weight", "abs"])
+def test_the_spotlight_curve_falls(spot, score):
+    figure = figures.spotlight(spot.top(20, layer="fc1", score=score))
+    for line in figure.axes[0].lines[:3]:
+        heights = np.asarray(line.get_ydata()).tolist()
+        assert heights == sorted(heights, reverse=True)
+    assert drawn(figure)
+
+
+def test_importing_the_figures_does_not_import_matplotlib():
+    program = "import sys, dualform.show.figures; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
