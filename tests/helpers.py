@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Run:
     data: Sequence[Batch]
     states: list[dict[str, Tensor]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def memory(self) -> dualform.Memory:
         return dualform.open(self.path)
 

@@ -58,6 +58,14 @@ STEPS, BATCH = 3, 4
 NAN, INF = float("nan"), float("inf")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def as_users_run_it() -> Iterator[None]:
     """Users have no checks of argument types on; with them on, a wrong option would never reach the library."""

@@ -6,6 +6,7 @@ from dualform import rules
 from dualform.explain import Memory
 from dualform.explain import open_memory as open
 from dualform.record import Tape, record
+from dualform.show import figures as plot
 
-__all__ = ["Memory", "Tape", "open", "record", "rules"]
+__all__ = ["Memory", "Tape", "open", "plot", "record", "rules"]
 __version__ = version("dualform")

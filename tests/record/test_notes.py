@@ -111,7 +111,7 @@ def test_slots_of_an_axis_that_is_not_the_batch_have_unknown_visits_and_it_says_
     assert (mark.kind, mark.name, mark.times) == ("unknown-visits", "each", 2)
     assert (memory.store.calls("each").visit < 0).all()
     assert (memory.store.calls("out").visit >= 0).all()
-    hits = memory.attend(model, (torch.randn(4, 3, 5, dtype=torch.float64),), target=lambda z: z[:, 0][:0].sum().expand(4)).top(2, layer="each", score="weight")  # fmt: skip
+    hits = memory.attend(model, torch.randn(4, 3, 5, dtype=torch.float64)).top(2, layer="each", score="weight")
     assert hits.columns["index"].null_count == hits.slots.numel()
 
 

@@ -1,9 +1,10 @@
 """A recording that goes on from a checkpoint ends as if nothing had happened; from a wrong one it does not begin."""
 
 import copy
+import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,14 @@ from dualform.memory import sampled_entries
 
 STEPS, BATCH, WIDTH = 10, 4, 6
 NEAR = 1e-12
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 class Crash(Exception):

@@ -13,7 +13,7 @@ def twice(tmp_path_factory):
     out, console = tmp_path_factory.mktemp("demo"), Console(record=True, width=120)
     demo.run(out, 40, console)
     report = demo.run(out, 30, console)
-    return out, report, console.export_text()
+    return out, report, " ".join(console.export_text().split())
 
 
 def test_a_second_run_replaces_the_first(twice):

@@ -12,7 +12,8 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+    fences = re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)
+    return [body for name, body in fences if name == language]
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):

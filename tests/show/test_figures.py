@@ -9,6 +9,7 @@ import pytest
 
 from dualform.errors import QueryError
 from dualform.show import figures
+from dualform.show.words import same_digits
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_top_draws_a_row_for_each_query_with_what_each_image_adds(recorded, spot
     hits = spot.top(4, layer="fc2")
     figure = figures.top(hits, recorded.images, asked=recorded.images[:3], titles=["a", "b", "c"])
     assert len(figure.axes) == 3 * (1 + 4)
-    assert figure.axes[1].get_title() == f"{float(hits.contribution[0, 0]):+.2f}"
+    assert figure.axes[1].get_title() == same_digits(hits.contribution[0].tolist())[0]
     assert drawn(figure).startswith(b"\x89PNG")
 
 

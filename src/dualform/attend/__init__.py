@@ -4,16 +4,14 @@ from .certify import (
     Agreement,
     agreement,
     certify,
+    entries,
     explained_layers,
     initial_part,
     layer_sums,
-    probes,
-    projected,
-    row_sums,
 )
 from .coefficients import coefficients
 from .dual import dual_forward
-from .rebuild import Sum, add_up, dual_output, entries
+from .rebuild import Sum, add_up, dual_output
 from .reduce import Best, GroupSums
 from .scan import Queries, scan
 from .stream import View, Watch, stream
@@ -36,9 +34,6 @@ __all__ = [
     "explained_layers",
     "initial_part",
     "layer_sums",
-    "probes",
-    "projected",
-    "row_sums",
     "scan",
     "stream",
 ]

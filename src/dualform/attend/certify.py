@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.memory import Store
@@ -22,7 +23,7 @@ from dualform.types import LayerInfo
 
 from .coefficients import coefficients
 from .rebuild import Sum, add_up
-from .stream import View, Watch
+from .stream import View, Watch, stream
 
 PROBES = 4
 
@@ -120,20 +121,28 @@ def initial_part(store: Store, name: str, horizon: int, of: str = "weight") -> F
     return part if buffer is None else part + c.gamma * buffer.double()
 
 
-def row_sums(
-    store: Store, name: str, horizon: int, project: Tensor | None
-) -> tuple[Float[Tensor, "d p"], Float[Tensor, "d p"]]:  # fmt: skip
-    """(Projections of) a parameter and of the optimiser's buffer of it, rebuilt from the slots."""
-    out = []
-    for of in ("weight", "buffer"):
-        total = projected(initial_part(store, name, horizon, of), project)
-        for layer in explained_layers(store):
-            term = layer_sums(store, layer, horizon, project, of=of).get(name)
-            if term is not None:
-                add_up(store, layer.name, View(horizon), [term])
-                total = total + term.total[0]
-        out.append(total)
-    return out[0], out[1]
+def entries(
+    store: Store,
+    layer: LayerInfo,
+    name: str,
+    view: View,
+    rows: Int[np.ndarray, " r"],
+    columns: Int[np.ndarray, " c"] | None,
+    of: str = "weight",
+) -> Float[Tensor, "r c"]:
+    """What the slots of a layer add to some rows and columns of one of its parameters (a bias has no columns)."""
+    of_step = coefficients(store, name, view.horizon, of).of_step
+    users = [i for i, module in enumerate(layer.modules) if name in (layer.weight, module.bias)]
+    total = torch.zeros(len(rows), 1 if columns is None else len(columns), dtype=torch.float64)
+    for slots in stream(store, layer.name, view, errors=True):
+        assert slots.errors is not None
+        value = slots.values(of_step).double() * torch.from_numpy(slots.modules_among(users))
+        if columns is not None and slots.block.key_scale is not None:
+            value = value * slots.block.key_scale
+        e = slots.errors[:, torch.from_numpy(rows)].double() * value.unsqueeze(1)
+        x = torch.ones(len(e), 1) if columns is None else slots.keys[:, torch.from_numpy(columns)]
+        total += e.mT @ x.double()
+    return total
 
 
 def projected(tensor: Tensor, project: Tensor | None) -> Float[Tensor, "d p"]:

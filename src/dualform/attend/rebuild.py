@@ -16,6 +16,9 @@ from dualform.memory import Block, Store
 
 from .stream import Slots, View, Watch, stream
 
+STRETCH = 512
+"""Slots that are added up in the precision they are computed in."""
+
 
 @dataclass
 class Sum:
@@ -44,15 +47,15 @@ class Sum:
         assert slots.errors is not None
         value = slots.values(self.of_step)
         if self.modules is not None:
-            value = value * torch.from_numpy(np.isin(slots.block.calls.module[slots.block.call], self.modules))
+            value = value * torch.from_numpy(slots.modules_among(self.modules))
         features = self._features(slots, value.unsqueeze(1))
         if self.group_of is None:
-            self.total[0] += features.mT @ slots.errors
+            self.total[0] += _product(features, slots.errors)
             return
         group = self.group_of(slots.block)
         for name in np.unique(group):
             rows = torch.from_numpy(np.flatnonzero(group == name))
-            self.total[name] += features[rows].mT @ slots.errors[rows]
+            self.total[name] += _product(features[rows], slots.errors[rows])
 
     def _features(self, slots: Slots, value: Float[Tensor, "m 1"]) -> Float[Tensor, "m f"]:
         if self.bias:
@@ -60,6 +63,14 @@ class Sum:
         if slots.block.key_scale is not None:
             value = value * slots.block.key_scale.unsqueeze(1)
         return (slots.keys if self.project is None else slots.keys @ self.project.to(slots.keys.dtype)) * value
+
+
+def _product(features: Float[Tensor, "m f"], errors: Float[Tensor, "m d"]) -> Float[Tensor, "f d"]:
+    """The sum over m of their outer products: short stretches in the given precision, added up in float64."""
+    total = torch.zeros(features.shape[1], errors.shape[1], dtype=torch.float64)
+    for f, e in zip(features.split(STRETCH), errors.split(STRETCH), strict=True):
+        total += f.mT @ e
+    return total
 
 
 def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Watch | None = None) -> None:
@@ -72,25 +83,6 @@ def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Wat
             each.add(slots)
     for each in sums:
         each.total = each.total.mT
-
-
-def entries(
-    store: Store,
-    layer: str,
-    view: View,
-    of_step: Float[np.ndarray, " T1"],
-    rows: Int[Tensor, " p"],
-    columns: Int[Tensor, " p"],
-) -> Float[Tensor, " p"]:
-    """A few entries (row, column) of the sum over all slots of a layer's weight."""
-    total = torch.zeros(len(rows), dtype=torch.float64)
-    for slots in stream(store, layer, view, errors=True):
-        assert slots.errors is not None
-        value = slots.values(of_step).double()
-        if slots.block.key_scale is not None:
-            value = value * slots.block.key_scale
-        total += torch.einsum("m,mp,mp->p", value, slots.errors[:, rows].double(), slots.keys[:, columns].double())
-    return total
 
 
 def dual_output(
@@ -113,5 +105,7 @@ def dual_output(
             value = value * slots.block.key_scale
         for begin in range(0, queries.shape[0], 4096):
             cut = slice(begin, begin + 4096)
-            total[cut] += (queries[cut] @ slots.keys.mT).mul_(value) @ slots.errors
+            weights = (queries[cut] @ slots.keys.mT).mul_(value)
+            for w, e in zip(weights.split(STRETCH, dim=1), slots.errors.split(STRETCH), strict=True):
+                total[cut] += w @ e
     return total

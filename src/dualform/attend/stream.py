@@ -1,6 +1,6 @@
 """The slots of a layer as a stream of decoded blocks: every question is a loop over it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -48,6 +48,10 @@ class Slots:
     def ids(self) -> Int[np.ndarray, " m"]:
         """The number of each slot in its layer."""
         return self.block.slots
+
+    def modules_among(self, which: Sequence[int]) -> Bool[np.ndarray, " m"]:
+        """Whether each slot comes from one of these modules of its layer."""
+        return np.isin(self.block.calls.module[self.block.call], which)
 
     def values(self, of_step: Float[np.ndarray, " T1"]) -> Float[Tensor, " m"]:
         """What the error of each slot is multiplied with: its coefficient, and its power of two."""

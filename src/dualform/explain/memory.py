@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from dualform.attend import View, add_up, certify, coefficients, entries, explained_layers, initial_part, layer_sums
+from dualform.attend import View, add_up, certify, entries, explained_layers, initial_part, layer_sums
 from dualform.errors import FilterError, ModelMismatch, QueryError
 from dualform.memory import Store, sampled_bytes, sampled_entries, samples_at
 
@@ -277,10 +277,8 @@ class Memory:
                 start = initial_part(self.store, name, self.step).reshape(-1)[which]
                 first = self.store.initial(name).reshape(-1)[which].double()
                 if len(shape) == 2 and name == layer.weight:
-                    of_step = coefficients(self.store, name, self.step).of_step
-                    built = start + entries(
-                        self.store, layer.name, self.view, of_step, which // shape[1], which % shape[1]
-                    )
+                    rows, columns = (which // shape[1]).numpy(), (which % shape[1]).numpy()
+                    built = start + entries(self.store, layer, name, self.view, rows, columns).diagonal()
                 else:
                     built = self.parameter(name).reshape(-1)[which]
                 off, moved = (kept.double() - built).norm().item(), (kept.double() - first).norm().item()

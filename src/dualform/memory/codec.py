@@ -12,8 +12,9 @@ from dualform.types import DType
 STORED: dict[DType, torch.dtype] = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 COMPUTED: dict[DType, torch.dtype] = {"float16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
-SMALL, HUGE = 2.0**-6, 2.0**15
-"""Keys whose largest entry lies between these are kept as they are; others get a power of two for each row."""
+SMALL, HUGE = 0x2400, 0x7800
+"""The float16 patterns of 2⁻⁶ and 2¹⁵: keys whose largest entry lies between are kept as they are; others get a power
+of two for each row."""
 
 
 class Encoded(NamedTuple):
@@ -26,7 +27,7 @@ class Encoded(NamedTuple):
 def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[Encoded, bool]:
     """Rows in the stored precision, in memory of their own; also whether all of them are finite."""
     values = torch.empty(rows.shape, dtype=STORED[dtype])
-    exponents, finite = encode_into(values, rows, scaled=scaled)
+    exponents, finite = encode_into(values, rows.detach().clone(), scaled=scaled)
     return Encoded(values, None if exponents is None else torch.from_numpy(exponents)), finite
 
 
@@ -37,22 +38,27 @@ def encode_into(
 
     ``scaled`` rows (backprop errors) always get their power of two in float16, since late errors are tiny and would
     flush to zero; others (layer inputs) only where they would overflow or lose digits. A power of two costs no
-    precision.
+    precision. Rows that get one are spoiled: they are multiplied where they lie.
     """
     if values.dtype != torch.float16 or not rows.numel():
         values.copy_(rows)
         return None, all_finite(rows)
     if not scaled:
-        low, high = torch.aminmax(rows)
-        largest = max(-float(low), float(high))
-        if SMALL <= largest < HUGE or largest == 0.0:
-            values.copy_(rows)
+        values.copy_(rows)
+        largest = _largest_pattern(values)
+        if SMALL <= largest < HUGE or largest == 0:
             return None, True
     exponents, finite = _exponents(rows)
     shift = np.ldexp(1.0, -exponents)
     shift[~np.isfinite(shift)] = 0.0  # a row so small that its power of two overflows is kept as zeros
-    values.copy_(rows * torch.from_numpy(shift).to(rows.dtype).unsqueeze(1))
+    values.copy_(rows.mul_(torch.from_numpy(shift).to(rows.dtype).unsqueeze(1)))
     return exponents, finite
+
+
+def _largest_pattern(values: Float[Tensor, "m d"]) -> int:
+    """The bits of the largest absolute value, which order like the values themselves; infinity and NaN come last."""
+    bits = values.numpy()
+    return max(int(bits.view(np.int16).max()), int(bits.view(np.uint16).max()) & 0x7FFF)
 
 
 def _exponents(rows: Float[Tensor, "m d"]) -> tuple[Int[np.ndarray, " m"], bool]:

@@ -13,7 +13,7 @@ A memory is a folder::
     steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg), the gradient scale,
                                  the optimiser's settings, and a few entries of the parameter and its buffer after it
     snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; and all
-                                 parameters at a flush or at the end
+                                 parameters at the end
 
 Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
 ``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).

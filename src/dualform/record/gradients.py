@@ -140,10 +140,14 @@ class Follower:
             self.mark("changed-unevenly", self.name, UNEVEN)
         return ratio
 
-    def check(self, added: Pass, product: np.ndarray, size: np.ndarray, rows: int, eps: float) -> None:
-        """See that what a pass added is the given product; ``size`` is that of the terms it was added up from."""
-        before = 0.0 if added.before is None else added.before.astype(np.float64)
-        after = added.after.astype(np.float64)
-        bound = (16 + 2 * rows**0.5) * max(eps, self.eps) * (size + np.abs(before) + np.abs(after)) + 1e-30
-        if (np.abs(after - before - product) > bound).any():
+    def check(
+        self, passes: Sequence[Pass], products: np.ndarray, sizes: np.ndarray, rows: np.ndarray, eps: float
+    ) -> None:  # fmt: skip
+        """See that what passes added are the given products, (pass, entry); ``sizes`` are those of their terms."""
+        after = np.array([each.after for each in passes], np.float64)
+        before = np.array(
+            [np.zeros_like(each.after) if each.before is None else each.before for each in passes], np.float64
+        )
+        bound = (16 + 2 * rows[:, None] ** 0.5) * max(eps, self.eps) * (sizes + np.abs(before) + np.abs(after)) + 1e-30
+        for _ in range(int(np.sum((np.abs(after - before - products) > bound).any(1) & np.isfinite(after).all(1)))):
             self.mark("not-a-product", self.name, NO_PRODUCT)

@@ -6,7 +6,7 @@ with respect to something else runs the same backward steps and adds nothing). B
 every line of Python runs cold, so all that can wait, encoding and checking, is done later for many calls at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,10 @@ from .gradients import Follower, Pass
 from .linear import key_of, node_of
 from .notes import Batch, Notes
 from .plan import Plan
-from .stage import BYTES, Fold, Run, Slots, Stage
+from .stage import BYTES, Slots, Stage
+
+CHECKED = 3
+"""After every backward pass one parameter in so many is checked, in turn."""
 
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
@@ -40,7 +43,7 @@ class Passes:
         self.open = True
         self._stages = {layer.name: Stage(layer) for layer in plan.layers}
         self._bytes = 0
-        self._digests = 0
+        self._digests = self._turn = 0
         self._tasks: dict[int, dict[str, list[Slots]]] = {}
         self._unchecked: list[tuple[Follower, Pass]] = []
 
@@ -91,12 +94,14 @@ class Passes:
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
-        for name, slots in self._tasks.pop(task).items():
+        for turn, (name, slots) in enumerate(self._tasks.pop(task).items(), start=self._turn):
             follower = self.followers[name]
             if follower.end_pass(slots):
-                self._unchecked.append((follower, follower.passes[-1]))
+                if turn % CHECKED == 0:
+                    self._unchecked.append((follower, follower.passes[-1]))
                 for each in slots:
                     each.batch.arrived = True
+        self._turn += 1
 
     def led_by(self, name: str, passes: Sequence[Pass]) -> Iterator[tuple[Slots, Pass]]:
         """The slots of some passes that are counted with this parameter: the weight, or a bias trained alone."""
@@ -122,10 +127,10 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
-    def digest(self, then: Callable[[Sequence[Slots], Run], Fold]) -> None:
-        """Check that the gradients are made of the copies, and encode these; ``then`` sees them while at hand."""
+    def digest(self) -> None:
+        """Check that the gradients are made of the copies, and encode these."""
         self._check()
-        bad = [name for name, stage in self._stages.items() if not stage.encode(self.dtype, self.arena, then)]
+        bad = [name for name, stage in self._stages.items() if not stage.encode(self.dtype, self.arena)]
         for stage in self._stages.values():
             stage.clear()
         self._bytes = 0
@@ -136,21 +141,26 @@ class Passes:
             )
 
     def _check(self) -> None:
-        """Compare what the passes added with the products of their slots, sheet by sheet."""
-        products: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        """Compare what the passes added with the products of their slots."""
         place = {id(slots): i for stage in self._stages.values() for i, slots in enumerate(stage.slots)}
-        for follower, added in self._unchecked:
-            if np.isfinite(added.after).all():
-                product, size, rows, eps = np.zeros(1), np.zeros(1), 0, 0.0
+        groups: dict[tuple[int, int], list[tuple[Follower, Pass]]] = {}
+        for each in self._unchecked:
+            groups.setdefault((id(each[0]), id(each[1].entries)), []).append(each)
+        for group in groups.values():
+            follower, entries = group[0][0], group[0][1].entries
+            stages = {id(s.layer): self._stages[s.layer.name] for _, added in group for s in added.slots}
+            products = {key: stage.products(entries) for key, stage in stages.items()}
+            expected = np.zeros((len(group), 2, len(entries.flat)))
+            rows = np.zeros(len(group))
+            for i, (_, added) in enumerate(group):
                 for slots in added.slots:
-                    stage = self._stages[slots.layer.name]
-                    key = (id(stage), id(added.entries))
-                    if key not in products:
-                        products[key] = stage.products(added.entries)
-                    i = place[id(slots)]
-                    product, size = product + products[key][0][i], size + products[key][1][i]
-                    rows, eps = rows + slots.end - slots.begin, max(eps, slots.eps)
-                follower.check(added, product, size, rows, eps)
+                    at = place[id(slots)]
+                    total, size = products[id(slots.layer)]
+                    expected[i, 0] += total[at]
+                    expected[i, 1] += size[at]
+                    rows[i] += slots.end - slots.begin
+            eps = max(slots.eps for _, added in group for slots in added.slots)
+            follower.check([added for _, added in group], expected[:, 0], expected[:, 1], rows, eps)
         self._digests += 1
         if self._digests % CHOICE_LASTS == 0:  # look somewhere else for a while
             for follower in self.followers.values():

@@ -118,13 +118,12 @@ class Shelf:
             of_pass = {id(p): scale for each, scale in zip(moved, scales, strict=True) for p in each.passes}
             rows += [(step, slots, p.factor / of_pass[id(p)]) for slots, p in used if p.factor and of_pass[id(p)]]
         self._steps = []
-        self.proof.advance(lines, rows)
         try:
-            self.passes.digest(self.proof.follow)
+            self.passes.digest()
         except NonFiniteGradient:
             self._fresh()
             raise
-        self.proof.finish()
+        self.proof.take(lines, rows)
         for step, line in lines:
             self.pending.move(step, line)
         for step, slots, factor in rows:

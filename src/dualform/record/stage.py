@@ -1,6 +1,5 @@
 """Where copies of inputs and errors wait to be encoded: a few thousand rows of each layer, one below the other."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +12,8 @@ from dualform.types import DType, LayerInfo
 from .gradients import Entries
 from .notes import Batch
 
-ROWS, BYTES, TOGETHER = 1024, 8 << 20, 256
-"""A stage has room for so many rows, all stages are emptied when they hold so many bytes, so many rows at a time."""
-
-Fold = Callable[[slice], None]
+ROWS, BYTES = 1024, 12 << 20
+"""A stage has room for so many rows, and all stages are emptied when they hold so many bytes."""
 
 
 class Slots:
@@ -41,21 +38,23 @@ class Run:
         self.key_exponents: np.ndarray | None = None
         self.error_exponents: np.ndarray | None = None
 
-    def fill(self, cut: slice, sheet: "Sheet") -> bool:
-        """Encode some rows; whether they are finite."""
-        exponents, finite = encode_into(self.keys[cut], sheet.keys[cut], scaled=False)
-        if exponents is not None:
-            if self.key_exponents is None:
-                self.key_exponents = np.zeros(len(self.keys), np.int16)
-            self.key_exponents[cut] = exponents
+    def fill(self, sheet: "Sheet") -> bool:
+        """Encode a sheet; whether it is finite."""
+        cut = slice(0, sheet.used)
+        self.key_exponents, finite = encode_into(self.keys, sheet.keys[cut], scaled=False)
         if self.errors is None:
             return finite
-        exponents, good = encode_into(self.errors[cut], sheet.errors[cut], scaled=True)
-        if exponents is not None:
-            if self.error_exponents is None:
-                self.error_exponents = np.zeros(len(self.errors), np.int16)
-            self.error_exponents[cut] = exponents
+        self.error_exponents, good = encode_into(self.errors, sheet.errors[cut], scaled=True)
         return finite and good
+
+    def key_columns(self, which: np.ndarray) -> np.ndarray:
+        """Some columns of the keys as they are stored, in float64."""
+        return _columns(self.keys, self.key_exponents, which)
+
+    def error_columns(self, which: np.ndarray) -> np.ndarray:
+        """Some columns of the errors as they are stored, in float64."""
+        assert self.errors is not None
+        return _columns(self.errors, self.error_exponents, which)
 
     def rows(self, cut: slice) -> tuple[Encoded, Encoded | None]:
         """Some rows as they go to the disk."""
@@ -123,22 +122,15 @@ class Stage:
         totals, sizes = zip(*found, strict=True)
         return np.concatenate(totals), np.concatenate(sizes)
 
-    def encode(self, dtype: DType, arena: Arena, then: Callable[[Sequence[Slots], Run], Fold]) -> bool:
-        """Turn all copies into what goes to the disk; whether all of them are finite.
-
-        A few rows at a time, so that they stay in the cache while ``then(slots, run)`` makes use of them too.
-        """
+    def encode(self, dtype: DType, arena: Arena) -> bool:
+        """Turn all copies into what goes to the disk (and spoil them); whether all of them are finite."""
         finite = True
         for sheet in filter(_used, self.sheets):
             run = self._run(sheet.used, STORED[dtype], arena)
-            inside = [slots for slots in self.slots if slots.sheet is sheet]
-            for slots in inside:
-                slots.run = run
-            fold = then(inside, run)
-            for begin in range(0, sheet.used, TOGETHER):
-                cut = slice(begin, min(begin + TOGETHER, sheet.used))
-                finite = run.fill(cut, sheet) and finite
-                fold(cut)
+            finite = run.fill(sheet) and finite
+            for slots in self.slots:
+                if slots.sheet is sheet:
+                    slots.run = run
         return finite
 
     def _run(self, rows: int, dtype: torch.dtype, arena: Arena) -> "Run":
@@ -155,3 +147,8 @@ class Stage:
 
 def _used(sheet: Sheet) -> bool:
     return sheet.used > 0
+
+
+def _columns(values: Tensor, exponents: np.ndarray | None, which: np.ndarray) -> np.ndarray:
+    found = values[:, torch.from_numpy(which)].double().numpy()
+    return found if exponents is None else np.ldexp(found, exponents[:, None])

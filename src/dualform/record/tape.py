@@ -116,7 +116,7 @@ class Tape:
             rest = Rest(plan.rest, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained})
             self._writer = Writer(self.path, manifest)
-            proof = Proof(plan, self.options.dtype, Store(self.path), step)
+            proof = Proof(plan, Store(self.path), step)
             self._shelf = Shelf(plan, self._passes, self._notes, rest, self._marks, proof, self._writer)
             if step and manifest.snapshot_every > 1:
                 self._shelf.keep(step, plan.rest)

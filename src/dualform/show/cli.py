@@ -55,10 +55,11 @@ app = typer.Typer(
 MemoryPath = Annotated[Path, Argument(help="The folder of a memory, made by dualform.record.", show_default=False)]
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"dualform {version('dualform')}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -75,7 +75,7 @@ def by(groups: Groups, *, query: int = 0, recalled: Groups | None = None, shown:
         names += [*(["other groups"] if len(bars) < len(values) else []), *(name for name, _ in rest), "sum of all"]
         bars += [*([left] if len(bars) < len(values) else []), *(part for _, part in rest)]
         bars.append(float(groups.total[query]))
-    figure, axes = _axes(1, 1 if recalled is None else 2, (7.5 if recalled is None else 11, 0.32 * len(bars) + 1.3))
+    figure, axes = _axes(1, 1 if recalled is None else 2, (7.5 if recalled is None else 11.0, 0.32 * len(bars) + 1.3))
     _bars(axes[0, 0], names, bars, signed=True, last=groups.total is not None)
     axes[0, 0].set_title(_heading(groups.score, groups.target), fontsize=10)
     if recalled is not None:

@@ -43,6 +43,7 @@ tbody th { font-weight: 400 }
 thead th { color: var(--soft); font-weight: 500 }
 .sum th, .sum td { font-weight: 700 }
 td:has(.bar) { width: 40% }
+@media (max-width: 30rem) { td:has(.bar) { width: 22% } }
 .bar { position: relative; height: .8rem; min-width: 3.5rem }
 .bar::before { content: ""; position: absolute; left: 50%; height: 100%; border-left: 1px solid var(--line) }
 .bar i { position: absolute; height: 100%; border-radius: .15rem }

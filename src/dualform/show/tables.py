@@ -5,7 +5,7 @@ from rich.table import Table
 
 from dualform.explain import Certificate, Groups, Hits, Memory
 
-from .words import disk_files, ends, same_digits, size, unit
+from .words import disk_files, ends, plain, same_digits, size, unit
 
 OURS = ("visit", "row", "step")
 """Columns that dualform writes by itself; of these only the step is worth a column."""
@@ -32,11 +32,12 @@ def groups_table(groups: Groups, query: int = 0, shown: int = 10) -> Table:
     values = groups.values[query].tolist()
     heading = {"contribution": _adds(groups.target), "weight": "Σα", "abs": "Σ|α|"}[groups.score]
     table = _table(groups.column, heading, right=True)
-    chosen, texts = ends(values, shown), same_digits(values)
+    chosen, texts = ends(values, shown), list(map(plain, values)) if groups.score == "abs" else same_digits(values)
     for place, i in enumerate(chosen):
         if len(chosen) < len(values) and place == shown:
             between = sum(values) - sum(values[j] for j in chosen)
-            table.add_row(f"{len(values) - len(chosen):,} others", same_digits([between, *values])[0], style="dim")
+            told = plain(between) if groups.score == "abs" else same_digits([between, *values])[0]
+            table.add_row(f"{len(values) - len(chosen):,} others", told, style="dim")
         name = "not known" if groups.names[i] is None else str(groups.names[i])
         table.add_row(name, texts[i])
     return table
