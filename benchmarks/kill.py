@@ -10,8 +10,8 @@ kill hits a run that was killed and resumed before.
 """
 
 import argparse
+import copy
 import os
-import platform
 import random
 import shutil
 import signal
@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+from paper_run import machine
 from torch import Tensor, nn
 
 import dualform
@@ -63,9 +64,12 @@ class Place:
 # --------------------------------------------------------------------------------------------------------- the training
 
 
-def train(place: Place, x: Tensor, y: Tensor, watch: Callable[[int, nn.Module], None] = lambda step, model: None) -> MLP:
+Watch = Callable[[int, nn.Module], None]
+
+
+def train(place: Place, x: Tensor, y: Tensor, watch: Watch = lambda step, model: None) -> MLP:
     """Record the training, from the last checkpoint if there is one."""
-    import_module("dualform.record.shelf").SHARD_SECONDS = 0.02  # many shards, so that many moments are inside a write
+    vars(import_module("dualform.record.shelf"))["SHARD_SECONDS"] = 0.02  # many shards: many moments are inside a write
     torch.manual_seed(0)
     model = MLP(x.shape[1], 48, 10).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -184,7 +188,8 @@ def look(place: Place, weights: dict[int, dict[str, Tensor]], line: Line) -> Non
     """Open what the kill left: it stands at a complete step, and explains the weights of that step."""
     if place.memory.exists():
         inside = sorted(p.name for p in place.memory.iterdir() if p.is_file() and p.name != ".lock")
-        line.left = ", ".join(half_written(place)) or ("whole files" if "manifest.json" in inside else ", ".join(inside)) or "a folder"
+        whole = "whole files" if "manifest.json" in inside else ", ".join(inside)
+        line.left = ", ".join(half_written(place)) or whole or "a folder"
     try:
         memory = dualform.open(place.memory)
     except (MemoryNotFound, NotAMemory):
@@ -203,21 +208,21 @@ def look(place: Place, weights: dict[int, dict[str, Tensor]], line: Line) -> Non
 
 def main(kills: int, seed: int) -> int:
     """Kill, look, resume, compare."""
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}")
+    print(machine())
     luck, failed = random.Random(seed), 0
     with tempfile.TemporaryDirectory(prefix="dualform-kill-") as folder:
-        root, weights = Path(folder), {}
+        root, weights = Path(folder), dict[int, dict[str, Tensor]]()
         x, y = digits()
         torch.save((x, y), root / "data.pt")
         whole = Place(root / "whole")
         whole.folder.mkdir()
         begin = time.perf_counter()
-        model = train(whole, x, y, lambda step, m: weights.update({step: {k: v.clone() for k, v in m.state_dict().items()}}))
+        model = train(whole, x, y, lambda step, m: weights.update({step: copy.deepcopy(m.state_dict())}))
         lasts = time.perf_counter() - begin
         expected = answers(whole.memory, model, x)
         shards = len(list((whole.memory / "shards").iterdir()))
-        print(f"undisturbed: {STEPS} steps in {1e3 * lasts:.0f} ms, {shards} shards, a checkpoint every {EVERY} steps\n")
-        print(f"kill  {'at ms':>9}  {'left behind':<29} {'steps found':>11}  {'certificate':>11}  {'resumed from':>12}  equal?")
+        print(f"undisturbed: {STEPS} steps, {1e3 * lasts:.0f} ms, {shards} shards, a checkpoint every {EVERY} steps\n")
+        print("kill      at ms  left behind                   steps found  certificate  resumed from  equal?")
         place, number = Place(root / "run"), 0
         while number < kills:
             if number % 2 == 0:
@@ -267,4 +272,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if chosen.train is None:
         sys.exit(main(chosen.kills, chosen.seed))
-    train(Place(chosen.train), *torch.load(chosen.data), lambda step, _: None if step else print("ready", flush=True))
+    pictures, classes = torch.load(chosen.data)
+    train(Place(chosen.train), pictures, classes, lambda step, _: None if step else print("ready", flush=True))

@@ -16,11 +16,12 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
+from dualform.explain import Groups
 
 EXACT = 1e-12
 """The bar for a network that is trained and remembered in float64."""
 
-# ------------------------------------------------------------------------------------------------------------- networks
+# ---------------------------------------------------------------- networks
 
 
 def mlp(*widths: int, bias: bool | Sequence[bool] = True, inplace: bool = False, seed: int = 0) -> nn.Sequential:
@@ -74,7 +75,7 @@ def tokens(seed: int = 0, time_first: bool = False) -> Tokens:
     return Tokens(time_first=time_first).double()
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ---------------------------------------------------------------- training
 
 Batch = tuple[Tensor, Tensor]
 
@@ -156,7 +157,7 @@ def clip(model: nn.Module, norm: float = 0.5) -> Callable[[int], Any]:
     return lambda step: nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
-# ------------------------------------------------------------------------------------------------------- for hypothesis
+# ---------------------------------------------------------------- for hypothesis
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -215,7 +216,7 @@ def setups(draw: st.DrawFn, min_classes: int = 2) -> Setup:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- assertions
+# ---------------------------------------------------------------- assertions
 
 
 def assert_rebuilt(memory: dualform.Memory, model: nn.Module, bar: float = EXACT) -> None:
@@ -223,10 +224,10 @@ def assert_rebuilt(memory: dualform.Memory, model: nn.Module, bar: float = EXACT
 
     A parameter that hardly moved is only known to the rounding of its own values: there the floor of training counts.
     """
-    certificate = memory.check(model, full=True)
-    assert len(certificate), "nothing was explained"
-    for name, error in certificate.items():
-        assert error <= max(bar, 30 * certificate.floor[name]), f"{name}: {error:.1e}\n{certificate}"
+    for certificate in (memory.check(model, full=True), memory.certificate):  # now, and as written while recording
+        assert len(certificate), "nothing was explained"
+        for name, error in certificate.items():
+            assert error <= max(bar, 30 * certificate.floor[name]), f"{name}: {error:.1e}\n{certificate}"
     weights = memory.weights()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point():
@@ -241,15 +242,23 @@ def assert_clean(memory: dualform.Memory) -> None:
     assert memory.certificate.marks == ()
 
 
-def close(found: Tensor, expected: Tensor, bar: float = EXACT) -> None:
+def close(found: Tensor | None, expected: Tensor, bar: float = EXACT) -> None:
     """Equal up to rounding, relative to the largest entry."""
+    assert found is not None
     assert found.shape == expected.shape, (found.shape, expected.shape)
     size = max(1.0, expected.detach().abs().max().item()) if expected.numel() else 1.0
     off = (found.detach().double() - expected.detach().double()).abs()
     assert not off.numel() or off.max() <= bar * size, f"off by {off.max():.1e} of {size:.1e}"
 
 
-# ------------------------------------------------------------------------------------------- a memory read the slow way
+def assert_whole(groups: Groups, bar: float = EXACT) -> None:
+    """The parts of a contribution sum to the layer's own part of the target."""
+    assert groups.residual is not None and groups.total is not None
+    size = max(1.0, groups.total.abs().max().item())
+    assert groups.residual.abs().max() <= bar * size, f"a residual of {groups.residual.abs().max():.1e}"
+
+
+# ---------------------------------------------------------------- a memory read the slow way
 
 
 @dataclass(frozen=True)
@@ -355,12 +364,12 @@ class Naive:
 
     def parameter(self, name: str, horizon: int | None = None, visible: np.ndarray | None = None) -> Tensor:
         """A weight or bias: every slot added by itself."""
-        horizon = self.manifest["steps"] if horizon is None else horizon
-        total = self.initial(name, horizon)
+        upto: int = self.manifest["steps"] if horizon is None else horizon
+        total = self.initial(name, upto)
         for info in self.manifest["layers"]:
             if name != info["weight"] and all(name != m["bias"] for m in info["modules"]):
                 continue
-            slots, values = self.slots(info["name"]), self.values(info["name"], name, horizon, visible)
+            slots, values = self.slots(info["name"]), self.values(info["name"], name, upto, visible)
             assert slots.errors is not None
             for key, error, value in zip(slots.keys, slots.errors, values.tolist(), strict=True):
                 total = total + value * (torch.outer(error, key) if name == info["weight"] else error)
@@ -401,8 +410,14 @@ def rows_of(tensors: Iterable[Tensor], examples: int, batch_dim: int = 0) -> Ten
 
 
 def naive_scores(
-    naive: Naive, layer: str, weight: str, rows: Tensor, directions: Tensor, horizon: int, visible: np.ndarray | None = None
-) -> Mapping[str, Tensor]:  # fmt: skip
+    naive: Naive,
+    layer: str,
+    weight: str,
+    rows: Tensor,
+    directions: Tensor,
+    horizon: int,
+    visible: np.ndarray | None = None,
+) -> Mapping[str, Tensor]:
     """The full (example, slot) matrix of every score; NaN for slots that the view does not show."""
     slots = naive.slots(layer)
     alpha = torch.einsum("nrd,md->nrm", rows, slots.keys)

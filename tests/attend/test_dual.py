@@ -46,7 +46,10 @@ def test_attention_over_the_slots_is_multiplication_with_the_summed_weights(dual
 def test_rescaled_keys_and_errors_give_the_same_output_with_other_weights(dual, a, negative):
     x, w0, keys, errors, coefficients, rho = dual
     a = -a if negative else a
-    close(dual_forward(x, w0, a * keys, errors / a, coefficients, rho), dual_forward(x, w0, keys, errors, coefficients, rho))  # fmt: skip
+    close(
+        dual_forward(x, w0, a * keys, errors / a, coefficients, rho),
+        dual_forward(x, w0, keys, errors, coefficients, rho),
+    )
     close((x @ (a * keys).T), a * (x @ keys.T))
 
 
@@ -57,21 +60,21 @@ def test_rotated_slots_give_the_same_output(dual, seed):
     random = torch.Generator().manual_seed(seed)
     rotation, _ = torch.linalg.qr(torch.randn(len(keys), len(keys), generator=random, dtype=torch.float64))
     one = torch.ones(len(keys), dtype=torch.float64)
-    close(dual_forward(x, w0, rotation @ keys, rotation @ errors, one, rho), dual_forward(x, w0, keys, errors, one, rho))  # fmt: skip
+    close(
+        dual_forward(x, w0, rotation @ keys, rotation @ errors, one, rho), dual_forward(x, w0, keys, errors, one, rho)
+    )
 
 
 @given(dual=duals(), seed=seeds)
 def test_the_output_is_the_sum_over_any_partition_of_the_slots(dual, seed):
     x, w0, keys, errors, coefficients, rho = dual
     group = torch.randint(3, (len(keys),), generator=torch.Generator().manual_seed(seed))
-    parts = [
-        dual_forward(x, w0, keys[group == g], errors[group == g], coefficients[group == g], 0.0) for g in range(3)
-    ]
+    parts = [dual_forward(x, w0, keys[group == g], errors[group == g], coefficients[group == g], 0.0) for g in range(3)]
     whole_output = dual_forward(x, w0, keys, errors, coefficients, rho)
     close(torch.stack([rho * x @ w0.T, *parts]).sum(0), whole_output)
 
 
-# -------------------------------------------------------------------------------------------------- on a recorded memory
+# ---------------------------------------------------------------- on a recorded memory
 
 
 def everything_on(path: Path, model: torch.nn.Module | None = None) -> Run:
@@ -128,7 +131,7 @@ def test_the_dual_form_equals_every_layer_of_a_whole_model(complete):
             close(naive_output(naive, layers[name], name, x), z)
 
 
-# ---------------------------------------------------------------------------------------------------- negative controls
+# ---------------------------------------------------------------- negative controls
 
 Line = dict[str, Any]
 
@@ -217,7 +220,7 @@ def test_nothing_can_be_left_out_of_the_coefficients(kind, left_out, request):
         assert error > 1e-3 and error > 1e9 * right[name], f"{name}: {error:.1e}"
 
 
-# ---------------------------------------------------------------------------------------------------------------- gauge
+# ---------------------------------------------------------------- gauge
 
 
 def rescaled(run: Run, path: Path, layer: str, a: float) -> dualform.Memory:
@@ -249,7 +252,10 @@ def test_contributions_do_not_depend_on_the_scale_of_keys_and_weights_do(kind, a
     close(same["weight"], a * hits["weight"])
     assert not torch.allclose(same["weight"], hits["weight"])
     close(after.by("label", layer=layer).values, before.by("label", layer=layer).values)
-    close(after.by("label", layer=layer, score="weight").values, a * before.by("label", layer=layer, score="weight").values)  # fmt: skip
+    close(
+        after.by("label", layer=layer, score="weight").values,
+        a * before.by("label", layer=layer, score="weight").values,
+    )
     bias = f"{layer}.bias"  # the key of a bias is 1 and stays: rescaled errors are another bias
     close(after.output(layer) - other.parameter(bias), before.output(layer) - memory.parameter(bias))
     close(other.parameter(f"{layer}.weight"), memory.parameter(f"{layer}.weight"))

@@ -11,11 +11,13 @@ from torch import nn, optim
 import dualform
 from dualform.attend import Best, GroupSums, Queries, View, coefficients, scan
 from dualform.memory import Store
+from dualform.types import DType, Order, Score
 
-SCORES, ORDERS = ("weight", "abs", "contribution"), ("largest", "smallest", "magnitude")
+SCORES: tuple[Score, ...] = ("weight", "abs", "contribution")
+ORDERS: tuple[Order, ...] = ("largest", "smallest", "magnitude")
 
 
-def random_memory(path, sizes, seed, *, coarse=False, shards=True, dtype="float64") -> Store:
+def random_memory(path, sizes, seed, *, coarse=False, shards=True, dtype: DType = "float64") -> Store:
     """One layer and random slots. ``coarse``: small whole numbers, so that many scores are equal."""
     random = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 2)).double()
@@ -57,6 +59,7 @@ def queries_of(seed, examples, rows, coarse) -> Queries:
 
 def full(store: Store, queries: Queries, view: View):
     naive = Naive(store.path)
+    assert queries.directions is not None
     rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
     return naive_scores(naive, "0", "0.weight", rows, directions, view.horizon, view.visible)
 
@@ -71,7 +74,9 @@ def full(store: Store, queries: Queries, view: View):
     data=st.data(),
     seed=seeds,
 )
-def test_the_best_slots_are_those_of_the_full_matrix(sizes, k, examples, rows, coarse, masked, data, seed, tmp_path_factory):  # fmt: skip
+def test_the_best_slots_are_those_of_the_full_matrix(
+    sizes, k, examples, rows, coarse, masked, data, seed, tmp_path_factory
+):
     store = random_memory(tmp_path_factory.mktemp("memory"), sizes, seed, coarse=coarse)
     visible = np.random.default_rng(seed).random(sum(sizes)) < 0.6 if masked else None
     view = View(data.draw(st.integers(0, len(sizes))), visible)
@@ -126,10 +131,14 @@ def test_many_queries_against_many_blocks_are_the_full_matrix(dtype, rows, tmp_p
     store = random_memory(tmp_path, sizes, 3, shards=False, dtype=dtype)
     assert store.slots("0") == sum(sizes)
     wide = queries_of(3, examples, rows, coarse=False)
+    assert wide.directions is not None
     queries = Queries(wide.rows.to(store.compute), wide.directions.to(store.compute), rows)
     scores = full(store, wide, View(3))
     group = np.random.default_rng(0).integers(80, size=sum(sizes))
-    best, few, many = Best(5, examples, "contribution", "largest"), *(GroupSums(g, examples, "abs", lambda b, g=g: group[b.visits] % g) for g in (10, 80))  # fmt: skip
+    best, few, many = (
+        Best(5, examples, "contribution", "largest"),
+        *(GroupSums(g, examples, "abs", lambda b, g=g: group[b.visits] % g) for g in (10, 80)),
+    )
     scan(store, "0", View(3), queries, [best, few, many], of_step=coefficients(store, "0.weight", 3).of_step)
     bar = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-4}[dtype]  # the naive reader decodes the same float16
     expected = scores["contribution"].topk(5, dim=1).values

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Run, batches, close, mlp, sgd, tokens, trained
+from helpers import Run, assert_whole, batches, close, mlp, sgd, tokens, trained
 from torch import nn
 
 import dualform
@@ -21,7 +21,7 @@ def spot(run):
     return run.memory.attend(run.model, run.inputs[:3])
 
 
-# ----------------------------------------------------------------------------------------------------------------- hits
+# ---------------------------------------------------------------- hits
 
 
 def test_the_hits_of_a_single_query_iterate_with_their_columns_as_attributes(run):
@@ -33,7 +33,9 @@ def test_the_hits_of_a_single_query_iterate_with_their_columns_as_attributes(run
     visits = run.memory.visits.to_pylist()
     for hit in found:
         line = visits[hit.columns["visit"]]
-        assert (hit.index, hit.label, hit.source, hit.row) == tuple(line[c] for c in ("index", "label", "source", "row"))
+        assert (hit.index, hit.label, hit.source, hit.row) == tuple(
+            line[c] for c in ("index", "label", "source", "row")
+        )
         assert hit.step == line["step"] and hit.query == 0 and hit.position == 0
         assert isinstance(hit.weight, float) and isinstance(hit.label, int) and isinstance(hit.source, str)
         with pytest.raises(AttributeError, match=r"no 'colour'; its columns are .*'label'"):
@@ -50,15 +52,15 @@ def test_the_hits_of_several_queries_iterate_query_by_query(spot):
         assert lines == hits.columns["visit"].to_pylist()[4 * i : 4 * i + 4] == hits.visits[i].tolist()
 
 
+# BUG: hits[-1] is an error of Arrow (a negative offset).
 def test_a_query_can_be_counted_from_the_end(spot):
-    """FAILS: BUG, hits[-1] is an error of Arrow (a negative offset)."""
     hits = spot.top(4, layer="0")
     assert torch.equal(hits[-1].slots, hits[2].slots)
     assert [hit.label for hit in hits[-1]] == [hit.label for hit in hits[2]]
 
 
+# BUG: hits[3] of three queries is an empty answer instead of an error.
 def test_a_query_that_was_not_asked_is_no_empty_answer(spot):
-    """FAILS: BUG, hits[3] of three queries is an empty answer instead of an error."""
     hits = spot.top(4, layer="0")
     with pytest.raises((IndexError, QueryError)):
         _ = hits[3]
@@ -70,13 +72,19 @@ def test_hits_go_to_pandas_one_line_each(spot):
     assert len(frame) == 12
     assert frame["query"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert frame["rank"].tolist() == [0, 1, 2, 3] * 3
-    for name, tensor in (("slot", hits.slots), ("step", hits.steps), ("position", hits.positions), ("weight", hits.weight), ("contribution", hits.contribution)):  # fmt: skip
+    for name, tensor in (
+        ("slot", hits.slots),
+        ("step", hits.steps),
+        ("position", hits.positions),
+        ("weight", hits.weight),
+        ("contribution", hits.contribution),
+    ):
         assert frame[name].tolist() == tensor.flatten().tolist()
     for name in ("visit", "index", "label", "source", "row"):
         assert frame[name].tolist() == hits.columns[name].to_pylist()
 
 
-# --------------------------------------------------------------------------------------------------------------- groups
+# ---------------------------------------------------------------- groups
 
 
 def test_groups_go_to_pandas_one_line_a_query(spot):
@@ -134,7 +142,7 @@ def test_a_ledger_is_a_mapping_of_groups(run):
         _ = ledger["web"]
 
 
-# -------------------------------------------------------------------------------------------------------------- targets
+# ---------------------------------------------------------------- targets
 
 CLASS = torch.tensor([2, 0, 1])
 TARGETS = {
@@ -163,7 +171,7 @@ def test_contributions_add_to_the_target(name, when, run):
     z = run.model(x).detach().requires_grad_()
     (direction,) = torch.autograd.grad(value(z).sum(), z)
     close(groups.total, (direction * z).sum(1))
-    assert groups.residual.abs().max() < 1e-12
+    assert_whole(groups)
     hits = spot.top(20, layer="2", target=target if when == "ask" else None)
     close(hits.contribution.sum(1), groups.values.sum(1))
     assert hits.target == said
@@ -178,8 +186,8 @@ def test_one_spotlight_takes_several_targets(run):
     close(spot.by("label", layer="2", target=0).total, run.model(x)[:, 0])
 
 
+# BUG: captures are kept by id(target), and a function or tensor that is gone may leave its id to the next.
 def test_one_spotlight_takes_several_functions_and_tensors(run):
-    """FAILS: BUG, captures are kept by id(target), and a function or tensor that is gone may leave its id to the next."""
     x = run.inputs[:3]
     spot = run.memory.attend(run.model, x)
     for c in range(3):
@@ -188,8 +196,8 @@ def test_one_spotlight_takes_several_functions_and_tensors(run):
         close(spot.by("label", layer="2", target=torch.full((3,), c)).total, run.model(x)[:, c])
 
 
+# BUG: as above: the same tensor with other classes is another target.
 def test_a_tensor_of_classes_may_be_used_again(run):
-    """FAILS: BUG, as above: the same tensor with other classes is another target."""
     x = run.inputs[:3]
     spot, classes = run.memory.attend(run.model, x), torch.zeros(3, dtype=torch.int64)
     for c in range(3):
@@ -197,7 +205,11 @@ def test_a_tensor_of_classes_may_be_used_again(run):
         close(spot.by("label", layer="2", target=classes).total, run.model(x)[:, c])
 
 
-@pytest.mark.parametrize("target", [3, -4, (0, 3), torch.tensor([0, 1]), torch.tensor([0, 1, 7]), lambda z: z, lambda z: z.sum()], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "target",
+    [3, -4, (0, 3), torch.tensor([0, 1]), torch.tensor([0, 1, 7]), lambda z: z, lambda z: z.sum()],
+    ids=["too high", "too low", "a pair", "too few", "one too high", "all logits", "one number"],
+)
 def test_a_target_that_does_not_fit_is_refused(target, spot):
     with pytest.raises(QueryError, match="target"):
         spot.top(1, layer="2", target=target)
@@ -240,7 +252,9 @@ def test_inputs_may_be_a_tuple_or_a_mapping(tmp_path):
     close(by_place.output("b"), model.b(2 * x))
     close(by_name.output("b"), model.b(2 * x))
     assert torch.equal(by_place.by("label", layer="a").values, by_name.by("label", layer="a").values)
-    close(by_place.by("label", layer="a").total + by_place.by("label", layer="b").total, model(x, 2 * x)[0].max(1).values)  # fmt: skip
+    parts = [by_place.by("label", layer=layer).total for layer in ("a", "b")]
+    assert parts[0] is not None and parts[1] is not None
+    close(parts[0] + parts[1], model(x, 2 * x)[0].max(1).values)
     close(memory.predict(model, (x, 2 * x))[0], model(x, 2 * x)[0])
 
 

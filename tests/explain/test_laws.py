@@ -4,7 +4,23 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
-from helpers import EXACT, Naive, Run, batches, clip, close, mlp, seeds, setups, sgd, tokens, trained, watched, whole
+from helpers import (
+    EXACT,
+    Naive,
+    Run,
+    assert_whole,
+    batches,
+    clip,
+    close,
+    mlp,
+    seeds,
+    setups,
+    sgd,
+    tokens,
+    trained,
+    watched,
+    whole,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +45,7 @@ def queries(run: Run) -> torch.Tensor:
     return torch.randn(3, *run.inputs.shape[1:], generator=random, dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------------------------------------- dual == primal
+# ---------------------------------------------------------------- dual == primal
 
 
 def check_dual_is_primal(run: Run, x: torch.Tensor) -> None:
@@ -84,7 +100,7 @@ def test_weights_can_be_loaded_into_another_model(run, tmp_path):
             )
 
 
-# --------------------------------------------------------------------------------------------------------- checkpoints
+# ---------------------------------------------------------------- checkpoints
 
 
 def check_prefixes(run: Run) -> None:
@@ -98,7 +114,10 @@ def check_prefixes(run: Run) -> None:
             else:
                 assert torch.equal(tensor, state[name])
         assert memory.at(step).certificate.worst <= EXACT or step == 0
-        close(memory.at(step).parameter(memory.store.manifest.layers[0].weight), state[memory.store.manifest.layers[0].weight])  # fmt: skip
+        close(
+            memory.at(step).parameter(memory.store.manifest.layers[0].weight),
+            state[memory.store.manifest.layers[0].weight],
+        )
 
 
 @given(setup=setups())
@@ -114,7 +133,7 @@ def test_the_memory_at_a_step_is_the_checkpoint_on_every_kind_of_model(run):
 
 
 def test_a_prefix_is_not_a_mask(run):
-    """Masking later slots with the coefficients of the end leaves the tail of momentum, decay and clip: not a checkpoint."""
+    """Masking later slots with the coefficients of the end leaves the tail of momentum and decay: no checkpoint."""
     masked = run.memory.only("step <= 4").weights()
     name = run.memory.store.manifest.layers[0].weight
     assert (masked[name] - run.states[4][name]).norm() > 1e-3 * run.states[4][name].norm()
@@ -147,7 +166,7 @@ def test_random_probes_and_the_full_sum_agree(run):
     assert run.memory.check().worst <= EXACT
 
 
-# --------------------------------------------------------------------------------------------------------- additivity
+# ---------------------------------------------------------------- additivity
 
 
 def assert_parts_sum(run: Run, memory, parts) -> None:
@@ -207,7 +226,7 @@ def test_the_groups_of_a_query_sum_to_the_layers_own_part(run, column, target):
         spot = memory.attend(run.model, x, target=target)
         for layer in memory.layers:
             groups = spot.by(column, layer=layer)
-            assert groups.residual is not None and groups.residual.abs().max() <= EXACT
+            assert_whole(groups)
             assert groups.values.shape == (3, len(groups.names))
 
 
@@ -238,12 +257,10 @@ def test_contributions_sum_to_the_layers_output_for_any_network(setup, column, s
     for memory in (run.memory, run.memory.at(horizon)):
         spot = memory.attend(run.model, x)
         for layer in memory.layers:
-            groups = spot.by(column, layer=layer)
-            assert groups.residual is not None and groups.total is not None
-            assert groups.residual.abs().max() <= EXACT * max(1.0, groups.total.abs().max().item())
+            assert_whole(spot.by(column, layer=layer))
 
 
-# --------------------------------------------------------------------------------------------------------- against naive
+# ---------------------------------------------------------------- against naive
 
 
 @given(setup=setups(), data=st.data())
@@ -276,11 +293,12 @@ def test_masks_add_up(run):
     assert memory.only("label = 1").at(3).visits.equals(memory.at(3).only("label = 1").visits)
 
 
-# ----------------------------------------------------------------------------------- steps at which only the rest moved
+# ---------------------------------------------------------------- steps at which only the rest moved
 
 
+# BUG: Memory._is compares recorded weights only, so a network whose rest has moved on is taken for that of the
+# step.
 def test_the_queries_of_a_step_are_those_of_its_own_network(tmp_path):
-    """FAILS: BUG, Memory._is compares recorded weights only, so a network whose rest has moved on is taken for that of the step."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3)).double()
     optimizer = torch.optim.SGD(
@@ -294,8 +312,8 @@ def test_the_queries_of_a_step_are_those_of_its_own_network(tmp_path):
     close(run.memory.at(2).attend(model, x).prediction, then(x))
 
 
+# BUG: as above: with keep="keys" no weight is compared at all.
 def test_the_queries_of_a_step_are_those_of_its_own_network_where_keys_alone_are_kept(tmp_path):
-    """FAILS: BUG, as above: with keep="keys" no weight is compared at all."""
     model = mlp(5, 4, 3)
     run = trained(tmp_path, model, sgd(model), batches(4, 3, 5, 3), keep="keys")
     x = queries(run)
@@ -325,5 +343,5 @@ def test_asking_at_the_very_beginning_shows_the_first_weights(run):
     for layer in memory.layers:
         groups = spot.by("label", layer=layer)
         assert not groups.values.any()
-        assert groups.residual.abs().max() <= EXACT
+        assert_whole(groups)
         assert spot.top(3, layer=layer).slots.shape == (3, 0)

@@ -42,7 +42,7 @@ def test_what_is_written_whole_is_read_as_it_was(dtype, scaled, rows):
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
 @given(rows=rows())
 def test_half_precision_keeps_eleven_bits_of_every_error(precision, rows):
-    """Each row has its own power of two, so what is small beside other rows is not lost; beside its own row it may be."""
+    """Each row has its own power of two: what is small beside other rows is not lost, only beside its own."""
     rows = rows.to(precision)
     encoded, finite = encode(rows.clone(), "float16", scaled=True)
     assert finite and encoded.values.dtype == torch.float16 and encoded.exponents is not None
@@ -72,9 +72,9 @@ def test_tiny_and_huge_numbers_survive_half_precision(size, scaled, precision):
     torch.testing.assert_close(decoded(encoded), rows.double(), rtol=2 * HALF, atol=0)
 
 
+# BUG (or by design: then the codec should say so), keys of 1e-9 among keys of 1 lose all their digits.
 @pytest.mark.parametrize("sizes", [(1.0, 1e-9), (1e6, 1e-3), (1.0, 1e6)], ids=str)
 def test_small_keys_beside_large_ones_survive_half_precision(sizes):
-    """FAILS: BUG, keys of 1e-9 in a sheet with keys of 1 lose all their digits, though the codec says it looks for that."""
     rows = torch.tensor([[1.0, -0.5, 0.25]] * 2, dtype=torch.float64) * torch.tensor(sizes).double().unsqueeze(1)
     encoded, _ = encode(rows.clone(), "float16", scaled=False)
     torch.testing.assert_close(decoded(encoded), rows, rtol=2 * HALF, atol=0)
@@ -121,14 +121,3 @@ def test_no_size_of_error_becomes_infinite_or_nothing_but_noise(rows):
 def test_all_finite_looks_at_every_entry(values, precision):
     """Also where the sum of finite numbers is not."""
     assert all_finite(torch.tensor(values, dtype=precision)) == bool(np.isfinite(values).all())
-
-
-def test_room_is_used_for_the_copy():
-    seen = []
-
-    def room(shape, dtype):
-        seen.append((shape, dtype))
-        return torch.empty(shape, dtype=dtype)
-
-    encode(torch.ones(3, 2), "float16", scaled=True, room=room)
-    assert seen == [((3, 2), torch.float16)]

@@ -15,19 +15,13 @@ from safetensors.torch import load_file
 import dualform
 from dualform.errors import HorizonError
 from dualform.memory import Store, load_manifest, write_tensors
-from dualform.types import Transition
+from dualform.types import DType, Transition
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
+DTYPES: dict[DType, torch.dtype] = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
 
 
-def run_of(path, dtype="float64", flush=False, model=None) -> Run:
+def run_of(path, dtype: DType = "float64", flush=False, model=None) -> Run:
     model = model or mlp(5, 4, 3)
-    run = None
-
-    def after(step):
-        if flush:
-            tape.flush()
-
     optimizer = sgd(model)
     data = batches(5, 3, 5, 3)
     if not flush:
@@ -39,7 +33,7 @@ def run_of(path, dtype="float64", flush=False, model=None) -> Run:
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            after(i)
+            tape.flush()
     return run
 
 
@@ -114,7 +108,7 @@ def test_what_was_seen_in_training_is_what_is_read(dtype, flush, tmp_path):
     assert (len(store.manifest.shards) > 1) == flush
     blocks = list(store.blocks("2", errors=True))
     assert torch.equal(torch.cat([b.keys for b in blocks]), torch.cat(keys))
-    assert torch.equal(torch.cat([b.errors for b in blocks]), torch.cat(errors))
+    assert torch.equal(torch.cat([b.errors for b in blocks if b.errors is not None]), torch.cat(errors))
     ids = np.random.default_rng(0).permutation(15)
     assert torch.equal(store.gather("2", ids, "key"), torch.cat(keys)[ids])
     assert torch.equal(store.gather("2", ids, "error"), torch.cat(errors)[ids])
@@ -130,6 +124,7 @@ def test_blocks_of_any_size_hold_the_slots_in_order(dtype, rows, upto, ids, flus
     blocks = list(store.blocks("0", errors=True, rows=rows))
     assert all(len(block.slots) <= rows for block in blocks)
     assert np.concatenate([block.slots for block in blocks]).tolist() == list(range(15))
+    assert slots.errors is not None
     for name, scale, expected in (("keys", "key_scale", slots.keys), ("errors", "error_scale", slots.errors)):
         parts = []
         for block in blocks:
@@ -197,7 +192,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
     assert load_manifest(tmp_path) == manifest
 
 
-# ------------------------------------------------------------------------------------------------------------- snapshots
+# ---------------------------------------------------------------- snapshots
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -214,20 +209,31 @@ def test_the_rest_is_known_at_every_step_it_was_looked_at(every, tmp_path):
 
 
 def test_a_rest_that_does_not_change_is_kept_once(tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.LayerNorm(4, elementwise_affine=False), torch.nn.Linear(4, 3))  # fmt: skip
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 4), torch.nn.LayerNorm(4, elementwise_affine=False), torch.nn.Linear(4, 3)
+    )
     model.register_buffer("table", torch.arange(1000.0))
     model = model.double()
     run = trained(tmp_path, model, sgd(model), batches(5, 3, 5, 3))
     names = [name for file in (tmp_path / "snapshots").glob("*") for name in load_file(file)]
     assert not any(name.startswith("table@") for name in names)
-    assert torch.equal(run.memory.at(3).weights()["table"], model.table)
+    assert torch.equal(run.memory.at(3).weights()["table"], model.get_buffer("table"))
 
 
-# --------------------------------------------------------------------------------------------------------------- tensors
+# ---------------------------------------------------------------- tensors
 
 ANY = [
-    torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
-]  # fmt: skip
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+]
 
 
 @given(
@@ -263,12 +269,10 @@ def test_a_large_file_is_written_whole(tmp_path):
     assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor[:7].float())
 
 
+# BUG: files.map_tensors cannot map a tensor that lies off its own alignment.
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_model_of_mixed_types_is_kept_and_read(precision, tmp_path):
-    """FAILS in the working copy of 15 Nov 23:00: BUG, files.map_tensors cannot map a tensor that lies off its own alignment.
-
-    Batch normalisation counts batches in int64, behind weights that may end anywhere.
-    """
+    """Batch normalisation counts batches in int64, behind weights that may end anywhere."""
     model = whole().float()
     model.register_buffer("odd", torch.ones(3, dtype=precision))
     model.register_buffer("flags", torch.ones(3, dtype=torch.bool))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import EXACT, Tokens, Whole, assert_clean, assert_rebuilt, close, mlp, seeds, sgd
+from helpers import Tokens, Whole, assert_clean, assert_rebuilt, assert_whole, close, mlp, seeds, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -119,10 +119,26 @@ def slices_written_to(m, x):
 
 
 FORWARDS = [
-    plain, in_place, in_place_modules, in_place_input, called_twice, called_in_a_loop, one_call_unused, part_of_an_output, by_keyword,
-    transposed, expanded, strided, detached, input_wants_a_gradient, checkpointed, checkpointed_again, checkpointed_twice, added_to_itself,
+    plain,
+    in_place,
+    in_place_modules,
+    in_place_input,
+    called_twice,
+    called_in_a_loop,
+    one_call_unused,
+    part_of_an_output,
+    by_keyword,
+    transposed,
+    expanded,
+    strided,
+    detached,
+    input_wants_a_gradient,
+    checkpointed,
+    checkpointed_again,
+    checkpointed_twice,
+    added_to_itself,
     slices_written_to,
-]  # fmt: skip
+]
 SHAPES = {"2-D": (3,), "3-D": (3, 2)}  # others below
 
 
@@ -177,7 +193,7 @@ def test_views_of_outputs_are_recorded_and_said_to_have_unknown_visits(tmp_path)
     assert [mark.kind for mark in memory.certificate.marks] == ["unknown-visits"]
 
 
-# ------------------------------------------------------------------------------------------------ shared and tied layers
+# ---------------------------------------------------------------- shared and tied layers
 
 
 class Shared(nn.Module):
@@ -239,10 +255,9 @@ def test_shared_and_tied_layers_are_recorded(name, tmp_path):
     x = torch.randn(2, 5, dtype=torch.float64)
     model.eval()
     spot = memory.attend(model, x)
-    out = "out"
-    close(spot.output(out), model(x))
+    close(spot.output("out"), model(x))
     for layer in memory.layers:
-        assert spot.by("step", layer=layer, target=0).residual.abs().max() <= EXACT
+        assert_whole(spot.by("step", layer=layer, target=0))
 
 
 def test_layers_that_share_a_weight_are_one_memory_under_all_their_names(tmp_path):
@@ -255,7 +270,7 @@ def test_layers_that_share_a_weight_are_one_memory_under_all_their_names(tmp_pat
     assert len(list(spot.top(100, layer="b"))) == 24
 
 
-# ------------------------------------------------------------------------------------------------------ which layers
+# ---------------------------------------------------------------- which layers
 
 
 @pytest.mark.parametrize("layers", [["a"], ["c", "a"], "b", ("b",)], ids=str)
@@ -313,7 +328,7 @@ def test_keys_alone_may_be_kept_of_all_layers(tmp_path):
     assert spot.top(2, layer="b", score="weight").weight.isfinite().all()
 
 
-# ------------------------------------------------------------------------------------------------------- empty calls
+# ---------------------------------------------------------------- empty calls
 
 
 class Experts(nn.Module):
@@ -330,10 +345,10 @@ class Experts(nn.Module):
         return out
 
 
+# BUG: a call with no rows dies in stage.py (reshape(0, -1)); reduceat would not take it either.
 @pytest.mark.parametrize("shape", [(1, 5), (4, 5)], ids=str)
 @pytest.mark.filterwarnings("ignore::dualform.errors.DualformWarning")  # whose visits these are, nobody knows
 def test_an_expert_may_get_no_rows(shape, tmp_path):
-    """FAILS: BUG, a call with no rows dies in stage.py (reshape(0, -1)); reduceat would not take it either."""
     torch.manual_seed(0)
     model = Experts().double()
     memory = record_squares(tmp_path, model, shape, steps=8)
@@ -341,8 +356,8 @@ def test_an_expert_may_get_no_rows(shape, tmp_path):
     assert {mark.kind for mark in memory.certificate.marks} <= {"unknown-visits"}
 
 
+# BUG: as above.
 def test_a_batch_may_be_empty(tmp_path):
-    """FAILS: BUG, as above."""
     torch.manual_seed(0)
     model = mlp(5, 3)
     optimizer = sgd(model)
@@ -358,8 +373,8 @@ def test_a_batch_may_be_empty(tmp_path):
     assert len(memory.visits) == 5
 
 
+# BUG: with a frozen weight autograd does not guard the input, and record/linear.py does not copy it.
 def test_the_stored_keys_are_the_inputs_at_the_time_of_the_call(tmp_path):
-    """FAILS: BUG, with a frozen weight autograd does not guard the input, and record/linear.py does not copy it."""
     torch.manual_seed(0)
     model = mlp(5, 3)
     model[0].weight.requires_grad_(False)
@@ -378,6 +393,41 @@ def test_the_stored_keys_are_the_inputs_at_the_time_of_the_call(tmp_path):
     assert_rebuilt(memory, model)
     keys = torch.cat([block.keys for block in memory.store.blocks("0", errors=False)])
     assert torch.equal(keys, torch.cat(seen))
+
+
+def test_a_model_may_be_a_layer_itself(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    memory = record_squares(tmp_path, model, (4, 5))
+    assert_clean(memory)
+    assert_rebuilt(memory, model)
+    assert memory.layers == ("",)
+    x = torch.randn(2, 5, dtype=torch.float64)
+    close(memory.attend(model, x).output(""), model(x))
+
+
+def test_a_weight_may_lie_transposed_in_memory(tmp_path):
+    torch.manual_seed(0)
+    model = mlp(5, 4, 3)
+    model[0].weight = nn.Parameter(torch.randn(5, 4, dtype=torch.float64).T)
+    assert not model[0].weight.is_contiguous()
+    memory = record_squares(tmp_path, model, (4, 5))
+    assert_clean(memory)
+    assert_rebuilt(memory, model)
+
+
+def test_names_of_layers_may_hold_any_sign(tmp_path):
+    torch.manual_seed(0)
+    names = ("a@3", "a#buffer", "ä/ö", "keys")
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, nn.Linear(5, 5))
+    model = model.double()
+    memory = record_squares(tmp_path, model, (4, 5), layers=names[1:])  # the first one is a part of the rest
+    assert_clean(memory)
+    assert_rebuilt(memory, model)
+    assert memory.layers == names[1:]
+    assert torch.equal(memory.at(3).weights()["a@3.weight"], model.get_parameter("a@3.weight"))
 
 
 def test_tokens_are_recorded_under_several_lengths(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import Naive, assert_clean, assert_rebuilt, batches, mlp, seeds, sgd, tokens, whole
+from helpers import Naive, assert_clean, assert_rebuilt, batches, close, mlp, seeds, sgd, tokens, whole
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -113,10 +113,16 @@ def test_slots_of_an_axis_that_is_not_the_batch_have_unknown_visits_and_it_says_
     assert (memory.store.calls("out").visit >= 0).all()
     hits = memory.attend(model, torch.randn(4, 3, 5, dtype=torch.float64)).top(2, layer="each", score="weight")
     assert hits.columns["index"].null_count == hits.slots.numel()
+    groups = memory.attend(model, torch.randn(4, 3, 5, dtype=torch.float64)).by("index", layer="each")
+    assert groups.names == (0, 1, 2, None)
+    assert not groups.values[:, :3].any() and groups.values[:, 3].any()
+    ledger = memory.ledger("index")
+    assert set(ledger) == {0, 1, 2, None}
+    close(ledger.total("each.weight"), model.each.weight)
 
 
+# BUG: batch_dim=-1 is taken and gives slots wrong visits and positions without a word.
 def test_negative_batch_dims_count_from_the_end_or_are_refused(tmp_path):
-    """FAILS: BUG, batch_dim=-1 is taken and gives slots wrong visits and positions without a word."""
     model = mlp(4, 3)
     inputs = torch.randn(5, 2, 4, dtype=torch.float64)
 

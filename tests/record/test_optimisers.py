@@ -48,13 +48,12 @@ def test_the_slots_make_up_the_weights_of_any_network_under_any_sgd(setup, tmp_p
 def test_the_slots_make_up_the_weights_of_a_whole_model(settings, clipped, seed, tmp_path_factory):
     model = whole(seed)
     before = clip(model, 0.2) if clipped else lambda step: None
-    data = batches(5, 4, 5, 3, seed=seed)
+    data = batches(4, 4, 5, 3, seed=seed)
     path = tmp_path_factory.mktemp("memory")
     assert_exact(trained(path, model, optim.SGD(model.parameters(), **settings), data, before_step=before))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@given(settings=sgd_settings(), tensor_lr=st.booleans(), seed=seeds)
+@given(implementation=st.sampled_from(IMPLEMENTATIONS), settings=sgd_settings(), tensor_lr=st.booleans(), seed=seeds)
 def test_every_implementation_of_sgd_is_recorded(implementation, settings, tensor_lr, seed, tmp_path_factory):
     model = mlp(5, 4, 3, seed=seed)
     if tensor_lr and not implementation.get("foreach"):  # torch does not take a tensor with foreach
@@ -127,6 +126,13 @@ def test_schedules_are_recorded(name, outside, tmp_path):
     assert_exact(trained(tmp_path, model, optimizer, data, before_step=before, after_step=after))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_every_implementation_of_sgd_is_recorded_on_a_whole_model(implementation, tmp_path):
+    model = whole()
+    optimizer = sgd(model, nesterov=True, **implementation)
+    assert_exact(trained(tmp_path, model, optimizer, batches(4, 4, 5, 3), before_step=clip(model)))
+
+
 @given(settings=sgd_settings(), seed=seeds)
 def test_a_loaded_momentum_counts(settings, seed, tmp_path_factory):
     settings = {**settings, "momentum": max(settings["momentum"], 0.5)}
@@ -151,7 +157,7 @@ class SGDW(optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None):  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -182,7 +188,10 @@ def test_an_optimiser_can_be_taught(lr, momentum, decay, whole_model, seed, tmp_
     path = tmp_path_factory.mktemp("memory")
     run = trained(path, model, optimizer, batches(4, 3, 5, 3, seed=seed), before_step=clip(model), rules=TAUGHT)
     assert_exact(run)
-    close(run.memory.at(2).weights()["left.weight" if whole_model else "0.weight"], run.states[2]["left.weight" if whole_model else "0.weight"])  # fmt: skip
+    close(
+        run.memory.at(2).weights()["left.weight" if whole_model else "0.weight"],
+        run.states[2]["left.weight" if whole_model else "0.weight"],
+    )
 
 
 def test_a_memory_under_a_taught_rule_opens_without_the_rule(tmp_path):
@@ -244,15 +253,15 @@ def adam(tmp_path_factory) -> Run:
     return trained(tmp_path_factory.mktemp("adam"), model, optimizer, batches(4, 3, 5, 3), rules=None)
 
 
+# BUG: closing a recording with rules=None dies in proof.py (torch.cat of an empty list).
 def test_without_rules_the_weights_of_every_step_are_kept(adam):
-    """FAILS: BUG, closing a recording with rules=None dies in proof.py (torch.cat of an empty list)."""
     for step, state in enumerate(adam.states):
         for name, tensor in adam.memory.at(step).weights().items():
             assert torch.equal(tensor, state[name])
 
 
+# BUG: as above.
 def test_without_rules_only_weights_can_be_asked(adam):
-    """FAILS: BUG, as above."""
     x = adam.inputs[:2]
     spot = adam.memory.attend(adam.model, x)
     hits = spot.top(3, layer="twice", score="weight")
@@ -268,8 +277,8 @@ def test_without_rules_only_weights_can_be_asked(adam):
             ask()
 
 
+# BUG: as above.
 def test_without_rules_nothing_is_certified(adam):
-    """FAILS: BUG, as above."""
     assert len(adam.memory.certificate) == 0
     assert set(adam.memory.certificate.rest) >= {name for name, _ in adam.model.named_parameters()}
 
@@ -280,7 +289,7 @@ def test_adam_is_refused_by_name(tmp_path):
         dualform.record(model, optim.Adam(model.parameters()), tmp_path, progress=False)
 
 
-# ---------------------------------------------------------------------------------------------------- frozen and thawed
+# ---------------------------------------------------------------- frozen and thawed
 
 
 @pytest.mark.parametrize(
@@ -358,14 +367,14 @@ def test_a_parameter_group_may_be_added_later(late, tmp_path):
 
 def test_a_parameter_that_never_is_in_the_optimiser_stays_as_it_is(tmp_path):
     model = mlp(5, 4, 3)
-    optimizer = optim.SGD([model[0].bias, *model[2].parameters()], lr=0.1)
+    optimizer = optim.SGD([model.get_parameter("0.bias"), *model[2].parameters()], lr=0.1)
     run = trained(tmp_path, model, optimizer, batches(5, 3, 5, 3))  # its gradient grows: zero_grad does not know it
     assert_exact(run)
     assert torch.equal(run.memory.weights()["0.weight"], run.states[0]["0.weight"])
 
 
+# BUG: the slots of a bias are lost if its weight is thawed before the step (passes._leader looks at that moment).
 def test_a_weight_may_be_frozen_and_thawed_between_backward_and_step(tmp_path):
-    """FAILS: BUG, the slots of a bias are lost if its weight is thawed before the step (passes._leader looks at that moment)."""
     model = mlp(5, 3)
     optimizer = sgd(model)
     with dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False) as tape:
@@ -379,10 +388,10 @@ def test_a_weight_may_be_frozen_and_thawed_between_backward_and_step(tmp_path):
     assert dualform.open(tmp_path).check(model, full=True).worst <= EXACT
 
 
+# BUG: slots that a bias used up already are counted again, for the bias too, when the weight joins later.
 def test_a_gradient_that_waited_for_its_parameter_group_counts_once(tmp_path):
-    """FAILS: BUG, slots that a bias used up already are counted again, for the bias too, when the weight joins later."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
-    optimizer = optim.SGD([model[0].bias], lr=0.1)
+    optimizer = optim.SGD([model.get_parameter("0.bias")], lr=0.1)
 
     def after(step):
         if step == 3:  # zero_grad never touched the gradient of the weight: all of it comes in now

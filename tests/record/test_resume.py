@@ -16,17 +16,26 @@ import pytest
 import torch
 from filelock import FileLock
 from helpers import close, state_of
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import CorruptMemory, DualformError, DualformWarning, HorizonError, MemoryNotFound, NoteError, ResumeError
+from dualform.errors import (
+    CorruptMemory,
+    DualformError,
+    DualformWarning,
+    HorizonError,
+    MemoryNotFound,
+    NoteError,
+    ResumeError,
+)
 from dualform.memory import sampled_entries
 
 STEPS, BATCH, WIDTH = 10, 4, 6
 NEAR = 1e-12
+AS_THEY_ARE = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # examples are small enough to be read
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,7 +69,7 @@ class Checkpoint:
 
     step: int
     model: Mapping[str, Any]
-    optimizer: Mapping[str, Any]
+    optimizer: dict[str, Any]
     random: Tensor
 
     def changed(self, **parts: Any) -> "Checkpoint":
@@ -185,6 +194,7 @@ def assert_as_if_undisturbed(training: Training) -> None:
 # ------------------------------------------------------------------------------------------------------- going on
 
 
+@AS_THEY_ARE
 @given(
     at=st.integers(0, STEPS),
     flushes=st.sets(st.integers(1, STEPS)),
@@ -199,6 +209,7 @@ def test_a_resumed_recording_answers_like_one_that_was_never_disturbed(at, flush
     assert_as_if_undisturbed(broken)
 
 
+@AS_THEY_ARE
 @given(lives=st.lists(st.tuples(st.integers(0, STEPS), st.integers(0, 5)), min_size=2, max_size=3))
 def test_a_recording_can_be_resumed_again_and_again(lives, tmp_path_factory):
     broken = Training(tmp_path_factory.mktemp("memory") / "m")
@@ -217,10 +228,9 @@ def test_the_usual_loop_flushes_saves_crashes_and_goes_on(tmp_path):
     with suppress(Crash), broken.record() as tape:
         broken.steps(tape, 5)
         tape.flush()
-        saved = broken.kept[5]
         broken.steps(tape, 9)
         raise Crash
-    broken.load(saved)
+    broken.load(broken.kept[5])
     with broken.record(resume=5) as tape:
         assert tape.step == 5
         broken.steps(tape, STEPS)
@@ -327,9 +337,7 @@ def assert_exact_or_refused(training: Training) -> None:
 
 
 @pytest.mark.parametrize("flushes", [(), (3, 5, 9)], ids=["one shard", "four shards"])
-@pytest.mark.parametrize(
-    "resumes", [(), (4,), (6,), (4, 7), (6, 7), (6, 6), (7, 6), (4, 4, 8), (0, 5)], ids=lambda r: "-".join(map(str, r)) or "none"
-)  # fmt: skip
+@pytest.mark.parametrize("resumes", [(), (4,), (6,), (4, 7), (6, 7), (6, 6), (7, 6), (4, 4, 8), (0, 5)], ids=str)
 def test_a_rest_that_is_kept_now_and_then_is_exact_or_refused(resumes, flushes, tmp_path):
     training = Training(tmp_path / "m", snapshot_every=EVERY)
     training.run(flushes=flushes)
@@ -407,8 +415,8 @@ def with_one(name: str, value: float | int = 1) -> Callable[[Training], Checkpoi
         (with_one("norm.num_batches_tracked"), "'norm.num_batches_tracked' differs"),
         (with_one("table"), "'table' differs"),
     ],
-    ids=["the step before", "the first", "other weights", "other momentum", "no momentum", "a bias", "norm", "statistics", "a count", "table"],
-)  # fmt: skip
+    ids=["step before", "first", "weights", "momentum", "no momentum", "bias", "norm", "statistics", "count", "table"],
+)
 def test_a_checkpoint_of_something_else_is_refused_by_the_name_of_what_differs(wrong, words, tmp_path):
     training = Training(tmp_path / "m")
     training.run(crash=True, flushes=[4, 8])
@@ -459,7 +467,7 @@ def test_another_model_cannot_resume(tmp_path):
 
 
 def test_a_difference_that_the_samples_miss_shows_in_the_certificate(tmp_path):
-    """Of each parameter 32 entries are compared; a checkpoint that is wrong elsewhere is found out when a shard ends."""
+    """Of each parameter 32 entries are compared; what is wrong elsewhere is found out when a shard ends."""
     training = Training(tmp_path / "m")
     training.run(crash=True)
     weight = training.kept[6].model["fc1.weight"]

@@ -200,7 +200,10 @@ def train(make, make_optimizer, step, path=None, **options):
 @pytest.mark.parametrize("row", TABLE, ids=label)
 def test_recorded_training_is_unrecorded_training_bit_for_bit(row, tmp_path):
     make, optimizer, step, options = row
-    free, recorded = train(make, optimizer, step), train(make, optimizer, step, tmp_path, **{"dtype": "float64", **options})
+    free, recorded = (
+        train(make, optimizer, step),
+        train(make, optimizer, step, tmp_path, **{"dtype": "float64", **options}),
+    )
     assert len(free) == len(recorded) == len(DATA) + 1
     for one, other in zip(free, recorded, strict=True):
         assert one.keys() == other.keys()
@@ -225,7 +228,7 @@ def test_recorded_training_of_any_network_is_unrecorded_training_bit_for_bit(set
     assert mine.keys() == theirs.keys()
     for i in mine:
         for name in mine[i]:
-            assert mine[i][name] is None and theirs[i][name] is None or torch.equal(mine[i][name], theirs[i][name])
+            assert (mine[i][name] is None and theirs[i][name] is None) or torch.equal(mine[i][name], theirs[i][name])
 
 
 def test_no_random_number_of_python_is_drawn(tmp_path):
@@ -243,14 +246,29 @@ def test_no_random_number_of_python_is_drawn(tmp_path):
                 optimizer.zero_grad()
         assert random.getstate() == before
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 
-# --------------------------------------------------------------------------------------------------- nothing is left
+# ---------------------------------------------------------------- nothing is left
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")  # fmt: skip
-STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks", "_optimizer_load_state_dict_pre_hooks")  # fmt: skip
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
+STEP_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+)
 
 
 def traces(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -296,7 +314,7 @@ def test_hooks_of_the_user_stay_and_see_what_they_always_saw(tmp_path):
     optimizer = with_all(model)
     seen = []
     model[0].register_forward_hook(lambda module, args, out: seen.append("forward") or out * 2)
-    model[0].weight.register_hook(lambda grad: seen.append("grad"))
+    model.get_parameter("0.weight").register_hook(lambda grad: seen.append("grad"))
     model[2].register_full_backward_hook(lambda *_: seen.append("backward"))
     optimizer.register_step_post_hook(lambda *_: seen.append("step"))
     run = trained(tmp_path, model, optimizer, DATA)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dualform.attend import Agreement, View, agreement, entries, initial_part
@@ -27,23 +27,28 @@ Used = tuple[int, Slots, float]
 """A step, slots that it used up, and their factor."""
 
 
-@dataclass
-class State:
-    """The followed entries of one parameter: at first, and by now (of the optimiser's buffer too) as slots give them."""
+@dataclass(frozen=True)
+class Entries:
+    """Some rows and columns of a weight, or some rows of a bias."""
 
     rows: Int[np.ndarray, " r"]
     columns: Int[np.ndarray, " c"] | None
+
+    def of(self, tensor: Tensor) -> Shaped[Tensor, "r c"]:
+        """Those of a tensor."""
+        tensor = tensor.detach().cpu()[torch.from_numpy(self.rows)]
+        return tensor.unsqueeze(1) if self.columns is None else tensor[:, torch.from_numpy(self.columns)]
+
+
+@dataclass
+class State:
+    """The followed entries of a parameter: at first, and by now (of the optimiser's buffer too) as slots give them."""
+
+    entries: Entries
     first: Float[np.ndarray, "r c"]
     weight: Float[np.ndarray, "r c"]
     buffer: Float[np.ndarray, "r c"]
     moves: int
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The followed entries of a tensor."""
-        tensor = tensor.detach()[torch.from_numpy(self.rows).to(tensor.device)]
-        return (
-            tensor.unsqueeze(1) if self.columns is None else tensor[:, torch.from_numpy(self.columns).to(tensor.device)]
-        )
 
 
 class Proof:
@@ -57,24 +62,20 @@ class Proof:
 
     def _state(self, store: Store, name: str, step: int) -> State:
         layer = self.layers[name]
-        rows, columns = _some(layer.d_out), _some(layer.d_in) if name == layer.weight else None
-        state = State(
-            rows, columns, *[np.zeros((0, 0))] * 3, moves=int((store.schedule(name)[0] <= step).sum()) if step else 0
-        )
-        state.first = state.of(store.initial(name)).double().numpy()
+        which = Entries(_some(layer.d_out), _some(layer.d_in) if name == layer.weight else None)
+        first = which.of(store.initial(name)).double().numpy()
         if step:
-            state.weight, state.buffer = (self._rebuilt(store, name, state, step, of) for of in ("weight", "buffer"))
-        else:
-            buffer = store.initial_buffer(name)
-            state.weight = state.first.copy()
-            state.buffer = np.zeros_like(state.first) if buffer is None else state.of(buffer).double().numpy()
-        return state
+            weight, buffer = (self._rebuilt(store, name, which, step, of) for of in ("weight", "buffer"))
+            return State(which, first, weight, buffer, moves=int((store.schedule(name)[0] <= step).sum()))
+        kept = store.initial_buffer(name)
+        buffer = np.zeros_like(first) if kept is None else which.of(kept).double().numpy()
+        return State(which, first, first.copy(), buffer, moves=0)
 
-    def _rebuilt(self, store: Store, name: str, state: State, step: int, of: str) -> np.ndarray:
-        total = state.of(initial_part(store, name, step, of)).numpy()
+    def _rebuilt(self, store: Store, name: str, which: Entries, step: int, of: str) -> np.ndarray:
+        total = which.of(initial_part(store, name, step, of)).numpy()
         for layer in store.manifest.layers:
             if name in _parameters(layer):
-                total = total + entries(store, layer, name, View(step), state.rows, state.columns, of).numpy()
+                total = total + entries(store, layer, name, View(step), which.rows, which.columns, of).numpy()
         return total
 
     def take(
@@ -107,7 +108,6 @@ class Proof:
         """Add what the rows of a run put into the followed entries of its layer's parameters."""
         if run.errors is None:
             return
-        errors = run.error_columns(self.states[layer.weight].rows) if layer.weight in self.states else None
         biases = {module.name: module.bias for module in layer.modules}
         for name in _parameters(layer):
             state = self.states.get(name)
@@ -118,19 +118,20 @@ class Proof:
                 if name in (layer.weight, biases[slots.module]) and step in self._coefficients[name]:
                     weight, buffer = self._coefficients[name][step]
                     values[slots.begin : slots.end] = weight * factor, buffer * factor
-            e = run.error_columns(state.rows) if errors is None else errors
-            x = np.ones((len(e), 1)) if state.columns is None else run.key_columns(state.columns)
+            which = state.entries
+            e = run.error_columns(which.rows)
+            x = np.ones((len(e), 1)) if which.columns is None else run.key_columns(which.columns)
             state.weight += e.T @ (x * values[:, :1])
             state.buffer += e.T @ (x * values[:, 1:])
 
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
-        return {
-            name: agreement(
-                state.of(actual[name]), torch.from_numpy(state.first), torch.from_numpy(state.weight), None, state.moves
-            )
-            for name, state in self.states.items()
-        }
+        return {name: self._agree(state, actual[name]) for name, state in self.states.items()}
+
+    @staticmethod
+    def _agree(state: State, actual: Tensor) -> Agreement:
+        first, rebuilt = torch.from_numpy(state.first), torch.from_numpy(state.weight)
+        return agreement(state.entries.of(actual), first, rebuilt, None, state.moves)
 
 
 def _parameters(layer: LayerInfo) -> list[str]:

@@ -2,8 +2,6 @@
 
 from dualform.types import Transition
 
-from dualform.types import Transition
-
 from .protocol import Rule
 from .sgd import SGD
 from .sweep import Coefficients, sweep
