@@ -34,8 +34,8 @@ from dualform.models import MLP
 
 STEPS, BATCH, EVERY = 240, 32, 20
 NEAR = 1e-12
-EARLY = 0.08
-"""Within so many seconds the first files are written."""
+EARLY = (0.02, 0.08)
+"""Within so many seconds a new recording writes its first files, and one that is resumed drops what came later."""
 Answers = dict[str, object]
 
 
@@ -225,11 +225,11 @@ def main(kills: int, seed: int) -> int:
         print("kill      at ms  left behind                   steps found  certificate  resumed from  equal?")
         place, number = Place(root / "run"), 0
         while number < kills:
-            if number % 2 == 0:
+            if number % 2 == 0:  # the others go on with what the kill before left
                 shutil.rmtree(place.folder, ignore_errors=True)
                 place.folder.mkdir()
-            early = number % 3 == 0
-            after = luck.uniform(0, EARLY) if early else luck.uniform(EARLY, 0.8 * lasts)
+            early, resumed = number % 3 == 0, number % 2
+            after = luck.uniform(0, EARLY[resumed] if early else 0.8 * lasts)
             try:
                 at = killed(place, root / "data.pt", after, in_a_write=number % 3 == 1)
             except RuntimeError as error:

@@ -172,10 +172,10 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("target", "name"), MOMENTS.values(), ids=MOMENTS)
 def test_a_power_cut_at_any_file_leaves_the_last_complete_step(target, name, tmp_path):
-    """One run for each file that is ever written: what was flushed is there, and the run can be brought to its end."""
+    """One run for each file that gets its name: what was flushed is there, and the run can be brought to its end."""
     with power_cut(target, name, 10**9) as count:
         Training(tmp_path / "whole").run()
-    for at in range(1, count[0] + 1, 1 if name == "replace" else 5):
+    for at in range(1, count[0] + 1, 1 if name == "replace" else count[0] // 8):
         training = Training(tmp_path / f"at {at}")
         with power_cut(target, name, at), suppress(PowerCut):
             training.run()

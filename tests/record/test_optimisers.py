@@ -253,14 +253,12 @@ def adam(tmp_path_factory) -> Run:
     return trained(tmp_path_factory.mktemp("adam"), model, optimizer, batches(4, 3, 5, 3), rules=None)
 
 
-# BUG: closing a recording with rules=None dies in proof.py (torch.cat of an empty list).
 def test_without_rules_the_weights_of_every_step_are_kept(adam):
     for step, state in enumerate(adam.states):
         for name, tensor in adam.memory.at(step).weights().items():
             assert torch.equal(tensor, state[name])
 
 
-# BUG: as above.
 def test_without_rules_only_weights_can_be_asked(adam):
     x = adam.inputs[:2]
     spot = adam.memory.attend(adam.model, x)
@@ -277,7 +275,6 @@ def test_without_rules_only_weights_can_be_asked(adam):
             ask()
 
 
-# BUG: as above.
 def test_without_rules_nothing_is_certified(adam):
     assert len(adam.memory.certificate) == 0
     assert set(adam.memory.certificate.rest) >= {name for name, _ in adam.model.named_parameters()}

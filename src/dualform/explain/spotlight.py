@@ -12,7 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attend import Best, GroupSums, Queries, add_up, coefficients, dual_output, initial_part, layer_sums, scan
+from dualform.attend import (
+    Best,
+    GroupSums,
+    Queries,
+    add_up,
+    coefficients,
+    dual_output,
+    explained_layers,
+    initial_part,
+    layer_sums,
+    scan,
+)
 from dualform.errors import QueryError
 from dualform.memory import Block
 from dualform.types import LayerInfo, ModuleInfo, Order, Score
@@ -152,7 +163,7 @@ class Spotlight:
 
     def _capture(self, target: Target) -> Capture:
         target = self._target if target is None else target
-        key = id(target) if isinstance(target, Tensor) or callable(target) else target
+        key = tuple(target.tolist()) if isinstance(target, Tensor) else target
         if key not in self._captures:
             widths = {m.name: layer.d_in for layer in self.memory.store.manifest.layers for m in layer.modules}
             self._captures[key] = capture(self.model, self.inputs, widths, self._weights, target)
@@ -282,9 +293,15 @@ class Spotlight:
             )
         key = ("bias", module.bias, column, view.key)
         if key not in store.cache:
-            term = layer_sums(store, info, view.horizon, group_of=groups, groups=len(groups.names))[module.bias]
-            add_up(store, info.name, view, [term])
-            store.cache[key] = term.total[:, :, 0]
+            total = torch.zeros(len(groups.names), info.d_out, dtype=torch.float64)
+            for layer in explained_layers(store):  # a bias may be shared by several layers
+                term = layer_sums(store, layer, view.horizon, group_of=groups, groups=len(groups.names)).get(
+                    module.bias
+                )
+                if term is not None:
+                    add_up(store, layer.name, view, [term])
+                    total += term.total[:, :, 0]
+            store.cache[key] = total
         return initial_part(store, module.bias, view.horizon), store.cache[key]
 
 

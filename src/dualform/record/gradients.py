@@ -86,7 +86,11 @@ class Follower:
         if self.entries is None:
             self.choose(grad)
         assert self.entries is not None
-        self.passes.append(Pass(self.entries, self._now, self.entries.of(grad), slots))
+        after = self.entries.of(grad)
+        if not after.any() and not self.passes and (self._now is None or not self._now.any()):
+            self.choose(grad)  # nothing to see there: look where the gradient is not zero
+            after, self._now = self.entries.of(grad), None
+        self.passes.append(Pass(self.entries, self._now, after, slots))
         return True
 
     def read(self, grad: Tensor) -> np.ndarray:
@@ -118,13 +122,16 @@ class Follower:
 
     # -------------------------------------------------------------------------------- later
 
-    def resolve(self, passes: Sequence[Pass]) -> float | None:
-        """Give each pass the factor by which it is in the gradient of the step; returns the last (None: not known)."""
-        factor: float = 1.0
-        last = None
-        for each in reversed(passes):
+    def resolve(self, passes: Sequence[Pass], unknown: float = 1.0) -> float | None:
+        """Give each pass the factor by which it is in the gradient of the step; returns the last (None: not known).
+
+        ``unknown`` stands for the last factor where it cannot be read.
+        """
+        last = self._ratio(passes[-1])
+        factor = unknown if last is None else last
+        passes[-1].factor = factor
+        for each in reversed(passes[:-1]):
             ratio = self._ratio(each)
-            last = ratio if each is passes[-1] else last
             factor *= 1.0 if ratio is None else ratio
             each.factor = factor
         return last

@@ -6,7 +6,7 @@ with respect to something else runs the same backward steps and adds nothing). B
 every line of Python runs cold, so all that can wait, encoding and checking, is done later for many calls at once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,13 +84,15 @@ class Passes:
         if touched is None:
             touched = self._tasks[task] = {}
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
-        slots = Slots(layer, module, tuple(key.shape[:-1]), batch, number)
-        self._bytes += self._stages[layer.name].put(slots, key, error)
         for name in names:
             if name not in touched:
                 touched[name] = []
                 self.followers[name].begin_pass()
-            touched[name].append(slots)
+        if key.numel():
+            slots = Slots(layer, module, tuple(key.shape[:-1]), batch, number)
+            self._bytes += self._stages[layer.name].put(slots, key, error)
+            for name in names:
+                touched[name].append(slots)
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
@@ -102,20 +104,6 @@ class Passes:
                 for each in slots:
                     each.batch.arrived = True
         self._turn += 1
-
-    def led_by(self, name: str, passes: Sequence[Pass]) -> Iterator[tuple[Slots, Pass]]:
-        """The slots of some passes that are counted with this parameter: the weight, or a bias trained alone."""
-        for each in passes:
-            for slots in each.slots:
-                if name == self._leader(slots):
-                    yield slots, each
-
-    def _leader(self, slots: Slots) -> str | None:
-        module = self.plan.modules[slots.module]
-        for parameter in (module.weight, module.bias):
-            if parameter is not None and parameter.requires_grad and id(parameter) in self.plan.optimised:
-                return self.names[id(parameter)]
-        return None
 
     @property
     def full(self) -> bool:
@@ -159,7 +147,7 @@ class Passes:
                     expected[i, 0] += total[at]
                     expected[i, 1] += size[at]
                     rows[i] += slots.end - slots.begin
-            eps = max(slots.eps for _, added in group for slots in added.slots)
+            eps = max((slots.eps for _, added in group for slots in added.slots), default=0.0)
             follower.check([added for _, added in group], expected[:, 0], expected[:, 1], rows, eps)
         self._digests += 1
         if self._digests % CHOICE_LASTS == 0:  # look somewhere else for a while

@@ -55,7 +55,7 @@ class Shelf:
 
     def add(self, step: int, moved: Sequence[Moved]) -> None:
         """Take a complete step."""
-        used = [pair for each in moved for pair in self.passes.led_by(each.follower.name, each.passes)]
+        used = list({id(s): (s, p) for each in reversed(moved) for p in each.passes for s in p.slots}.values())
         lines = []
         for slots, _ in used:
             if slots.batch.visit < 0:
@@ -135,6 +135,9 @@ class Shelf:
         found = [each.follower.resolve(each.passes) if each.passes else 1.0 for each in moved]
         known = [scale for scale, each in zip(found, moved, strict=True) if scale is not None and each.passes]
         common = float(np.median(known)) if known else 1.0
+        for each, scale in zip(moved, found, strict=True):
+            if scale is None:
+                each.follower.resolve(each.passes, common)
         return [common if scale is None else scale for scale in found]
 
     def _placed(self, slots: Slots, factor: float) -> CallRows:
