@@ -623,6 +623,10 @@ ASKING = [
     ]),
     Case("a target of the wrong shape", QueryError, ("(3,)", "4 examples", "one class each"),
          lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(3, dtype=torch.int64))),
+    Case("a target without an axis", QueryError, ("()", "4 examples"),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.tensor(1))),
+    Case("a target with two axes", QueryError, ("(4, 1)", "4 examples"),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(4, 1, dtype=torch.int64))),
     Case("a target with a class too many", QueryError, ("3 outputs",),
          lambda s: s.spot().top(1, layer="fc1", target=torch.arange(4))),
     Case("a target that gives one number for all", QueryError, ("4 examples", "()"),
@@ -765,6 +769,10 @@ def test_an_answer_belongs_to_its_own_target(tmp_path):
         again = [asked(spot, make(c)) for c in (0, 1, 2)]
         alone = [asked(memory.attend(scene.model, X), make(c)) for c in (0, 1, 2)]
         assert all(torch.equal(a, b) for a, b in zip(again, alone, strict=True))
+    two = memory.attend(scene.model, X[:2])
+    each, pair = asked(two, torch.tensor([0, 1])), asked(two, (0, 1))  # a class for each example, and a difference
+    assert torch.equal(each, asked(memory.attend(scene.model, X[:2]), torch.tensor([0, 1])))
+    assert torch.equal(pair, asked(memory.attend(scene.model, X[:2]), (0, 1)))
 
 
 # --------------------------------------------------------------------------------------- a batch that had to be skipped

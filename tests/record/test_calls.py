@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import DualformError, DualformWarning, QueryError
 
 
 class Called(nn.Module):
@@ -404,6 +404,17 @@ def test_a_model_may_be_a_layer_itself(tmp_path):
     assert memory.layers == ("",)
     x = torch.randn(2, 5, dtype=torch.float64)
     close(memory.attend(model, x).output(""), model(x))
+
+
+# BUG: a KeyError with the id of the new parameter, in the middle of the user's forward pass.
+def test_a_parameter_that_is_replaced_while_recording_is_refused_by_name(tmp_path):
+    model = mlp(5, 3)
+    with (
+        pytest.raises(DualformError, match="0.weight"),
+        dualform.record(model, sgd(model), tmp_path, dtype="float64", progress=False),
+    ):
+        model[0].weight = nn.Parameter(torch.ones(3, 5, dtype=torch.float64))
+        model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
 
 
 def test_a_weight_may_lie_transposed_in_memory(tmp_path):

@@ -119,7 +119,9 @@ def scaled_run(
 ):
     """Train with a loss scaler; the loss of the ``bad`` batches is infinite, so their steps are skipped."""
     model = model or mlp(5, 4, 3).float()
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    # torch (2.13) leaves the momentum of a fused optimiser uninitialised where its very first step is skipped
+    momentum = 0.0 if fused and 0 in bad else 0.9
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=momentum, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3)
     with dualform.record(model, optimizer, path, dtype=dtype, progress=False) as tape:
         for i, (x, y) in enumerate(batches(8, 4, 5, 3)):
@@ -144,7 +146,8 @@ def test_a_loss_scale_is_taken_out_again(fused, clipped, tmp_path):
     assert memory.check(model, full=True).worst <= 2e-6  # the rounding of float32 training
 
 
-# BUG: the infinite errors of a step that was skipped stop the recording when they are encoded (NonFiniteGradient).
+# BUG: the infinite errors of a step that was skipped stop the recording when they are compared and encoded, also when
+# the skipped step is the last one and nothing comes after it.
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["to none", "to zero"])
 @pytest.mark.parametrize("bad", [(0,), (2, 3), (1, 7)], ids=str)

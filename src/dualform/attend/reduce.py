@@ -42,18 +42,16 @@ class Best:
             found = key.topk(self.k, dim=1)
             tied = (key >= found.values[:, -1:]).sum(1) > self.k
             where, order = found.indices.sort(1)  # in the order of training, so that equal scores keep it
-            self._merge(first + rows, found.values.gather(1, order), ids[where])
+            best = found.values.gather(1, order)
+            self._merge(first + rows[~tied], best[~tied], ids[where[~tied]])
             for i in torch.nonzero(tied).flatten().tolist():  # more slots tie for the last place than there is room
                 self._merge(first + rows[i : i + 1], key[i : i + 1], ids.unsqueeze(0))
         else:
             self._merge(first + rows, key, ids.expand(len(rows), -1))
 
     def _merge(self, rows: Int[Tensor, " r"], values: Float[Tensor, "r m"], ids: Int[Tensor, "r m"]) -> None:
-        """Keep the best of what was kept and what is new. A slot that comes a second time is not counted twice."""
-        kept = self.slot[rows]
-        if values.shape[1] != self.k:  # only then can some of them be there already
-            values = values.masked_fill((ids.unsqueeze(2) == kept.unsqueeze(1)).any(2), -torch.inf)
-        values, ids = torch.cat([self.key[rows], values.double()], 1), torch.cat([kept, ids], 1)
+        """Keep the best of what was kept and what is new, both in the order of training where they are equal."""
+        values, ids = torch.cat([self.key[rows], values.double()], 1), torch.cat([self.slot[rows], ids], 1)
         values, best = values.sort(dim=1, descending=True, stable=True)
         self.key[rows], self.slot[rows] = values[:, : self.k], ids.gather(1, best[:, : self.k])
 

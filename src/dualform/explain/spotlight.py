@@ -192,7 +192,7 @@ class Spotlight:
         return queries, found.target
 
     @staticmethod
-    def _at(rows: Float[Tensor, "n r d"], position: int | None) -> Float[Tensor, "n r d"]:
+    def _at(rows: Float[Tensor, "n r d"], position: int | None) -> Float[Tensor, "n s d"]:
         if position is None:
             return rows
         if not -rows.shape[1] <= position < rows.shape[1]:

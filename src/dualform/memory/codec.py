@@ -12,9 +12,8 @@ from dualform.types import DType
 STORED: dict[DType, torch.dtype] = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 COMPUTED: dict[DType, torch.dtype] = {"float16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
-SMALL, HUGE = 0x2400, 0x7800
-"""The float16 patterns of 2⁻⁶ and 2¹⁵: keys whose largest entry lies between are kept as they are; others get a power
-of two for each row."""
+SMALL, HUGE = 2.0**-6, 2.0**15
+"""Keys are kept as they are where the norms of all rows lie between these; else each row gets a power of two."""
 
 
 class Encoded(NamedTuple):
@@ -43,31 +42,24 @@ def encode_into(
     if values.dtype != torch.float16 or not rows.numel():
         values.copy_(rows)
         return None, all_finite(rows)
-    if not scaled:
+    size = torch.linalg.vector_norm(rows, dim=1).numpy()  # at most √d times the largest entry, and cheaper
+    if not scaled and bool(((size == 0) | ((size >= SMALL) & (size < HUGE))).all()) and not _lost(size, rows):
         values.copy_(rows)
-        largest = _largest_pattern(values)
-        if SMALL <= largest < HUGE or largest == 0:
-            return None, True
-    exponents, finite = _exponents(rows)
+        return None, True
+    exponents, finite = _exponents(size, rows)
     shift = np.ldexp(1.0, -exponents)
     shift[~np.isfinite(shift)] = 0.0  # a row so small that its power of two overflows is kept as zeros
     values.copy_(rows.mul_(torch.from_numpy(shift).to(rows.dtype).unsqueeze(1)))
     return exponents, finite
 
 
-def _largest_pattern(values: Float[Tensor, "m d"]) -> int:
-    """The bits of the largest absolute value, which order like the values themselves; infinity and NaN come last."""
-    bits = values.numpy()
-    return max(int(bits.view(np.int16).max()), int(bits.view(np.uint16).max()) & 0x7FFF)
+def _lost(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> bool:
+    """Whether a row whose norm is zero is not: the squares of tiny numbers vanish."""
+    return bool((size == 0).any()) and bool(rows[torch.from_numpy(size == 0)].any())
 
 
-def _exponents(rows: Float[Tensor, "m d"]) -> tuple[Int[np.ndarray, " m"], bool]:
-    """For each row a power of two near its size, and whether all rows are finite.
-
-    The norm is cheaper than the largest entry and at most √d times as large: a scaled row stays below 16, far from
-    overflow.
-    """
-    size = torch.linalg.vector_norm(rows, dim=1).numpy()
+def _exponents(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> tuple[Int[np.ndarray, " m"], bool]:
+    """For each row a power of two near its size, such that it stays below 16; and whether all rows are finite."""
     if not 1e-15 < float(size.min()) <= float(size.max()) < np.inf:  # squares may have left the range
         size = rows.abs().amax(1).numpy()
     finite = bool(np.isfinite(size).all())

@@ -173,6 +173,8 @@ class Store:
 
     @cached_property
     def _by_parameter(self) -> dict[str, dict[str, np.ndarray]]:
+        if not self.steps:
+            return {}
         table = self.step_table
         names, which = np.unique(table["parameter"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
         numbers = (

@@ -118,11 +118,8 @@ class Shelf:
             of_pass = {id(p): scale for each, scale in zip(moved, scales, strict=True) for p in each.passes}
             rows += [(step, slots, p.factor / of_pass[id(p)]) for slots, p in used if p.factor and of_pass[id(p)]]
         self._steps = []
-        try:
-            self.passes.digest()
-        except NonFiniteGradient:
-            self._fresh()
-            raise
+        self.passes.digest()
+        self._refuse_nan(rows)
         self.proof.take(lines, rows)
         for step, line in lines:
             self.pending.move(step, line)
@@ -165,6 +162,16 @@ class Shelf:
             factor,
             *slots.run.rows(slice(slots.begin, slots.end)),
         )
+
+    def _refuse_nan(self, rows: Sequence[tuple[int, Slots, float]]) -> None:
+        for step, slots, _ in rows:
+            if not slots.run.is_finite(slice(slots.begin, slots.end)):
+                first = self.pending.first
+                self._fresh()
+                raise NonFiniteGradient(
+                    f"the errors or inputs of layer '{slots.layer.name}' held NaN or infinity at step {step}. The "
+                    f"memory stands at step {first - 1}. Lower the learning rate, clip the gradient, or look at the batch."
+                )
 
     def _look_for_nan(self, shard: Pending) -> None:
         bad = [name for name in self.plan.explained if not all_finite(self.plan.tensors[name])]

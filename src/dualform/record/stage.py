@@ -37,15 +37,20 @@ class Run:
         self.keys, self.errors = keys, errors
         self.key_exponents: np.ndarray | None = None
         self.error_exponents: np.ndarray | None = None
+        self.finite = True
 
-    def fill(self, sheet: "Sheet") -> bool:
-        """Encode a sheet; whether it is finite."""
+    def fill(self, sheet: "Sheet") -> None:
+        """Encode a sheet."""
         cut = slice(0, sheet.used)
-        self.key_exponents, finite = encode_into(self.keys, sheet.keys[cut], scaled=False)
-        if self.errors is None:
-            return finite
-        self.error_exponents, good = encode_into(self.errors, sheet.errors[cut], scaled=True)
-        return finite and good
+        self.key_exponents, self.finite = encode_into(self.keys, sheet.keys[cut], scaled=False)
+        if self.errors is not None:
+            self.error_exponents, good = encode_into(self.errors, sheet.errors[cut], scaled=True)
+            self.finite = self.finite and good
+
+    def is_finite(self, cut: slice) -> bool:
+        """Whether some rows are finite."""
+        rows = [t[cut] for t in (self.keys, self.errors) if t is not None]
+        return self.finite or all(bool(torch.isfinite(t).all()) for t in rows)
 
     def key_columns(self, which: np.ndarray) -> np.ndarray:
         """Some columns of the keys as they are stored, in float64."""
@@ -122,16 +127,14 @@ class Stage:
         totals, sizes = zip(*found, strict=True)
         return np.concatenate(totals), np.concatenate(sizes)
 
-    def encode(self, dtype: DType, arena: Arena) -> bool:
-        """Turn all copies into what goes to the disk (and spoil them); whether all of them are finite."""
-        finite = True
+    def encode(self, dtype: DType, arena: Arena) -> None:
+        """Turn all copies into what goes to the disk (and spoil them)."""
         for sheet in filter(_used, self.sheets):
             run = self._run(sheet.used, STORED[dtype], arena)
-            finite = run.fill(sheet) and finite
+            run.fill(sheet)
             for slots in self.slots:
                 if slots.sheet is sheet:
                     slots.run = run
-        return finite
 
     def _run(self, rows: int, dtype: torch.dtype, arena: Arena) -> "Run":
         keep = self.layer.keep == "slots"
