@@ -148,7 +148,6 @@ def test_many_queries_against_many_blocks_are_the_full_matrix(dtype, rows, tmp_p
         close(sums.total, scores["abs"] @ member, bar)
 
 
-# BUG: where more slots tie than there is room, Best keeps those that topk happened to give; also in the law above.
 @pytest.mark.parametrize("order", ORDERS)
 def test_equal_scores_keep_the_order_of_training(order, tmp_path):
     """The same example again and again, across shards: the earliest slots come first."""

@@ -186,7 +186,6 @@ def test_one_spotlight_takes_several_targets(run):
     close(spot.by("label", layer="2", target=0).total, run.model(x)[:, 0])
 
 
-# BUG: captures are kept by id(target), and a function or tensor that is gone may leave its id to the next.
 def test_one_spotlight_takes_several_functions_and_tensors(run):
     x = run.inputs[:3]
     spot = run.memory.attend(run.model, x)
@@ -196,7 +195,6 @@ def test_one_spotlight_takes_several_functions_and_tensors(run):
         close(spot.by("label", layer="2", target=torch.full((3,), c)).total, run.model(x)[:, c])
 
 
-# BUG: as above: the same tensor with other classes is another target.
 def test_a_tensor_of_classes_may_be_used_again(run):
     x = run.inputs[:3]
     spot, classes = run.memory.attend(run.model, x), torch.zeros(3, dtype=torch.int64)

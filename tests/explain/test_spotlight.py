@@ -182,7 +182,6 @@ def sequence(tmp_path_factory) -> Run:
     return trained(tmp_path_factory.mktemp("sequence"), model, sgd(model), batches(5, 4, 5, 3, middle=[3]))
 
 
-# BUG: the shapes in the signature of Spotlight._at are not true (n r d -> n 1 d); also in the two tests below.
 @pytest.mark.parametrize("position", [0, 1, 2, -1, -3])
 def test_one_position_of_a_sequence_can_be_asked(sequence, position):
     x, memory = queries(sequence), sequence.memory

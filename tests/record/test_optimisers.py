@@ -370,7 +370,6 @@ def test_a_parameter_that_never_is_in_the_optimiser_stays_as_it_is(tmp_path):
     assert torch.equal(run.memory.weights()["0.weight"], run.states[0]["0.weight"])
 
 
-# BUG: the slots of a bias are lost if its weight is thawed before the step (passes._leader looks at that moment).
 def test_a_weight_may_be_frozen_and_thawed_between_backward_and_step(tmp_path):
     model = mlp(5, 3)
     optimizer = sgd(model)

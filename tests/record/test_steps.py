@@ -244,7 +244,6 @@ def adversarial_by_backward(model, optimizer, tape, data):
         yield
 
 
-# BUG: the slots of a bias are lost where the pass left out its weight (passes._leader).
 def gradients_of_some_inputs_only(model, optimizer, tape, data):
     for x, y in data:
         tape.note(label=y)
@@ -574,7 +573,6 @@ def one_hot(rows, width):
     return F.one_hot(torch.tensor(rows), width).double()
 
 
-# BUG: where all watched entries of a weight are zero its clip factor is lost (and without a bias is taken for 1).
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_a_clip_is_found_where_the_gradient_is_not_zero(bias, tmp_path):
     """Words that a batch does not hold leave zeros in the gradient; so do units that are off."""
@@ -593,7 +591,6 @@ def test_a_clip_is_found_where_the_gradient_is_not_zero(bias, tmp_path):
     assert_rebuilt(memory, model)
 
 
-# BUG: as above.
 @given(seed=seeds, bias=st.booleans(), depth=st.integers(1, 3), each=st.booleans())
 def test_clips_are_found_on_sparse_inputs(seed, bias, depth, each, tmp_path_factory):
     """``each``: every parameter has a clip of its own."""
@@ -615,7 +612,6 @@ def test_clips_are_found_on_sparse_inputs(seed, bias, depth, each, tmp_path_fact
     assert_rebuilt(memory, model)
 
 
-# BUG: gradients.read only forgets passes whose watched entries became zero; here they were zero before.
 def test_zeroed_gradients_are_forgotten_though_the_watched_entries_were_zero_already(tmp_path):
     model = mlp(8, 8, bias=False)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -632,7 +628,8 @@ def test_zeroed_gradients_are_forgotten_though_the_watched_entries_were_zero_alr
     assert_rebuilt(memory, model)
 
 
-# BUG: accumulated passes have one factor a slot, that of the weight; a bias that was not clipped needs its own.
+# BUG: accumulated passes have one factor a slot, that of the weight; a bias that was clipped differently, or whose
+# weight had no gradient at all, needs its own. Also in test_any_accumulation_is_rebuilt.
 def test_clips_between_passes_may_leave_out_the_bias(tmp_path):
     model = mlp(4, 3)
 

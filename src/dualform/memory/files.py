@@ -196,8 +196,9 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
         if name != "__metadata__":
             begin, end = (8 + length + offset for offset in about["data_offsets"])
             dtype = _DTYPE[about["dtype"]]
-            out[name] = torch.empty(about["shape"], dtype=dtype) if begin == end else whole[begin:end].view(dtype)
-            out[name] = out[name].reshape(about["shape"])
+            part = whole[begin:end]
+            part = part if begin % dtype.itemsize == 0 else part.clone()  # where it does not begin on a whole number
+            out[name] = part.view(dtype).reshape(about["shape"])
     return out
 
 

@@ -170,7 +170,8 @@ class Shelf:
                 self._fresh()
                 raise NonFiniteGradient(
                     f"the errors or inputs of layer '{slots.layer.name}' held NaN or infinity at step {step}. The "
-                    f"memory stands at step {first - 1}. Lower the learning rate, clip the gradient, or look at the batch."
+                    f"memory stands at step {first - 1}. Lower the learning rate, clip the gradient, or look at the "
+                    "batch."
                 )
 
     def _look_for_nan(self, shard: Pending) -> None:

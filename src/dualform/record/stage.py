@@ -122,8 +122,9 @@ class Stage:
                 if entries.columns is None
                 else sheet.keys.numpy()[: sheet.used, entries.columns].astype(np.float64)
             )
-            terms = e if x is None else (e[:, :, None] * x[:, None, :]).reshape(len(e), -1)
-            found.append((np.add.reduceat(terms, begins), np.add.reduceat(np.abs(terms), begins)))
+            with np.errstate(invalid="ignore", over="ignore"):  # a step that is skipped may hold infinities
+                terms = e if x is None else (e[:, :, None] * x[:, None, :]).reshape(len(e), -1)
+                found.append((np.add.reduceat(terms, begins), np.add.reduceat(np.abs(terms), begins)))
         totals, sizes = zip(*found, strict=True)
         return np.concatenate(totals), np.concatenate(sizes)
 
