@@ -233,7 +233,7 @@ def main(kills: int, seed: int) -> int:
             try:
                 at = killed(place, root / "data.pt", after, in_a_write=number % 3 == 1)
             except RuntimeError as error:
-                line = Line(after, wrong=str(error))
+                line = Line(1e3 * after, wrong=str(error))
             else:
                 if at is None:  # too late: once more, from the beginning
                     shutil.rmtree(place.folder)

@@ -17,7 +17,7 @@ KNOWN = Path(__file__).with_name("known_failures.txt")
 
 
 def pytest_collection_modifyitems(items):
-    """Laws that do not hold yet are listed by name in known_failures.txt: they run, and may fail until they are mended."""
+    """Laws that do not hold yet are listed in known_failures.txt: they run, and may fail until they are mended."""
     known = {line.strip() for line in KNOWN.read_text().splitlines() if line.strip() and not line.startswith("#")}
     for item in items:
         name = item.nodeid.split("[")[0]

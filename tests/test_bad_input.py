@@ -486,7 +486,6 @@ RECORDING = [
          lambda s: record_model(s, s.model, keep={"fc9": "keys"})),
     Case("batch_dim for an unknown layer", LayerNotFound, ("'fc9'", "['fc1', 'fc2']"),
          lambda s: record_model(s, s.model, batch_dim={"fc9": 1})),
-    Case("a batch_dim from the end", QueryError, ("batch_dim", "-1"), lambda s: record_model(s, s.model, batch_dim=-1)),
     Case("an unknown dtype", QueryError, ("'float8'", "['float16', 'float32', 'float64']"),
          lambda s: record_model(s, s.model, dtype="float8")),
     Case("an unknown keep", QueryError, ("'all'", "['slots', 'keys', 'nothing']"),
