@@ -54,6 +54,8 @@ from dualform.errors import (
 )
 
 files = importlib.import_module("dualform.memory.files")
+out = importlib.import_module("dualform.memory.out")
+tensors = importlib.import_module("dualform.memory.tensors")
 shelf = importlib.import_module("dualform.record.shelf")
 
 STEPS, BATCH = 3, 4
@@ -911,7 +913,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def way_to_the_disk(request, monkeypatch) -> str:
     """Large files are written past the page cache where the file system takes that; some refuse a write at last."""
     if request.param != "through the cache":
-        monkeypatch.setattr(files, "DIRECT_FROM", 1)
+        monkeypatch.setattr(out, "DIRECT_FROM", 1)
     if request.param == "past the cache, refused":
         direct, write = os.O_DIRECT, os.write
         import fcntl
@@ -921,7 +923,7 @@ def way_to_the_disk(request, monkeypatch) -> str:
                 raise OSError(22, "Invalid argument")
             return write(file, content)
 
-        monkeypatch.setattr(files.os, "write", refusing)
+        monkeypatch.setattr(out.os, "write", refusing)
     return request.param
 
 
@@ -992,7 +994,7 @@ def test_a_file_that_does_not_fit_is_never_taken_for_a_whole_one(over, small_dis
     room = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     file = small_disk / "slots.safetensors"
     try:
-        entry = files.write_tensors(file, {"keys": [torch.arange((room + over) // 8)]})
+        entry = tensors.write_tensors(file, {"keys": [torch.arange((room + over) // 8)]})
     except WriteError:
         assert not list(small_disk.glob("slots*"))
         return

@@ -52,14 +52,12 @@ def test_the_hits_of_several_queries_iterate_query_by_query(spot):
         assert lines == hits.columns["visit"].to_pylist()[4 * i : 4 * i + 4] == hits.visits[i].tolist()
 
 
-# BUG: hits[-1] is an error of Arrow (a negative offset).
 def test_a_query_can_be_counted_from_the_end(spot):
     hits = spot.top(4, layer="0")
     assert torch.equal(hits[-1].slots, hits[2].slots)
     assert [hit.label for hit in hits[-1]] == [hit.label for hit in hits[2]]
 
 
-# BUG: hits[3] of three queries is an empty answer instead of an error.
 def test_a_query_that_was_not_asked_is_no_empty_answer(spot):
     hits = spot.top(4, layer="0")
     with pytest.raises((IndexError, QueryError)):
@@ -104,6 +102,36 @@ def test_the_largest_groups_are_named(spot):
     assert all(len(line) == 3 for line in groups.largest(10))
 
 
+def test_groups_and_timelines_of_one_query_are_those_of_the_query_asked_alone(run, spot):
+    alone = run.memory.attend(run.model, run.inputs[2:3])
+    for query in (2, -1):
+        groups, expected = spot.by("label", layer="0")[query], alone.by("label", layer="0")
+        for name in ("values", "bias", "initial", "total", "residual"):
+            close(getattr(groups, name), getattr(expected, name))
+        assert (groups.names, groups.target, len(groups)) == (expected.names, expected.target, 1)
+        line, expected = spot.timeline("label", layer="0")[query], alone.timeline("label", layer="0")
+        close(line.values, expected.values)
+        assert torch.equal(line.edges, expected.edges) and line.names == expected.names
+    sizes = spot.by("label", layer="0", score="abs")
+    assert torch.equal(sizes[1].values, sizes.values[1:2]) and sizes[1].total is None
+
+
+@pytest.mark.parametrize("query", [3, -4])
+def test_a_query_that_was_not_asked_has_no_answer(query, spot):
+    for answer in (spot.top(2, layer="0"), spot.by("label", layer="0"), spot.timeline(layer="0")):
+        with pytest.raises(QueryError, match=f"query {query} was not asked: this answer holds 3"):
+            _ = answer[query]
+
+
+def test_groups_and_timelines_iterate_query_by_query_and_one_query_group_by_group(spot):
+    groups, line = spot.by("label", layer="0"), spot.timeline("label", layer="0")
+    for answer in (groups, line):
+        assert len(answer) == 3
+        assert all(torch.equal(one.values, answer[i].values) for i, one in enumerate(answer))
+    assert list(groups[1]) == list(zip(groups.names, groups.values[1].tolist(), strict=True))
+    assert all(torch.equal(values, line.values[1, i]) for i, (_, values) in enumerate(line[1]))
+
+
 def test_only_contributions_have_a_total(spot):
     for score in ("weight", "abs"):
         groups = spot.by("label", layer="2", score=score)
@@ -140,6 +168,7 @@ def test_a_ledger_is_a_mapping_of_groups(run):
     assert ledger["odd"]["0.weight"].shape == (4, 5) and ledger["odd"]["2.bias"].shape == (3,)
     with pytest.raises(QueryError, match="no group 'web' in column 'source'"):
         _ = ledger["web"]
+    assert "odd" in ledger and "web" not in ledger
 
 
 # ---------------------------------------------------------------- targets
@@ -203,11 +232,28 @@ def test_a_tensor_of_classes_may_be_used_again(run):
         close(spot.by("label", layer="2", target=classes).total, run.model(x)[:, c])
 
 
+def test_the_target_of_a_spotlight_is_that_of_its_making(run):
+    x, classes = run.inputs[:3], torch.zeros(3, dtype=torch.int64)
+    spot = run.memory.attend(run.model, x, target=classes)
+    classes.fill_(2)
+    close(spot.by("label", layer="2").total, run.model(x)[:, 0])
+    close(spot.by("label", layer="2", target=classes).total, run.model(x)[:, 2])
+
+
+def test_what_a_function_reads_may_change(spot, run):
+    chosen = {"class": 0}
+    target = lambda z: z[:, chosen["class"]]  # noqa: E731
+    for chosen["class"] in range(3):
+        close(spot.by("label", layer="2", target=target).total, run.model(run.inputs[:3])[:, chosen["class"]])
+
+
 @pytest.mark.parametrize(
     "target",
-    [3, -4, (0, 3), torch.tensor([0, 1]), torch.tensor([0, 1, 7]), lambda z: z, lambda z: z.sum()],
-    ids=["too high", "too low", "a pair", "too few", "one too high", "all logits", "one number"],
-)
+    [3, -4, (0, 3), torch.tensor([0, 1]), torch.tensor([0, 1, 7]), torch.tensor([0.0, 1.0, 2.0]), True, lambda z: z,
+     lambda z: z.sum()],
+    ids=["too high", "too low", "a pair", "too few", "one too high", "fractions", "a boolean", "all logits",
+         "one number"],
+)  # fmt: skip
 def test_a_target_that_does_not_fit_is_refused(target, spot):
     with pytest.raises(QueryError, match="target"):
         spot.top(1, layer="2", target=target)
@@ -224,6 +270,60 @@ def test_the_target_of_a_sequence_is_its_last_position(tmp_path):
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     groups = dualform.open(tmp_path).attend(model, x).by("step", layer="0")
     close(groups.total, model(x)[:, -1].max(1).values)
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_the_target_of_a_sequence_is_its_last_position_where_time_comes_first(length, tmp_path):
+    model = nn.Sequential(nn.Linear(5, 3)).double()
+    optimizer = sgd(model)
+    with dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False, batch_dim=1):
+        for x, _ in batches(3, 4, 5, 3, middle=[2]):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    x = torch.randn(length, 2, 5, dtype=torch.float64)
+    spot = dualform.open(tmp_path).attend(model, x)
+    groups = spot.by("step", layer="0")
+    assert spot.examples == 2
+    close(groups.total, model(x)[-1].max(1).values)
+    assert_whole(groups)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_network_with_one_output_explains_it(flat, tmp_path):
+    model = nn.Sequential(nn.Linear(5, 1), *([nn.Flatten(0)] if flat else [])).double()
+    optimizer = sgd(model)
+    with dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False):
+        for x, _ in batches(3, 4, 5, 3):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    x = torch.randn(2, 5, dtype=torch.float64)
+    spot = dualform.open(tmp_path).attend(model, x)
+    for target in (None, 0, -1):
+        groups = spot.by("step", layer="0", target=target)
+        close(groups.total, model(x).flatten())
+    assert spot.by("step", layer="0").target == "the output"
+    with pytest.raises(QueryError, match="target 1 is not among the 1 outputs"):
+        spot.by("step", layer="0", target=1)
+
+
+def test_a_single_number_for_all_examples_holds_no_logits(tmp_path):
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.fc(x).sum()
+
+    model = Loss().double()
+    run = sgd(model)
+    with dualform.record(model, run, tmp_path, dtype="float64", progress=False):
+        model(torch.ones(2, 5, dtype=torch.float64)).backward()
+        run.step()
+    with pytest.raises(QueryError, match="cannot find the logits in a number; pass target=lambda"):
+        dualform.open(tmp_path).attend(model, torch.ones(2, 5, dtype=torch.float64)).top(1, layer="fc")
 
 
 def test_inputs_may_be_a_tuple_or_a_mapping(tmp_path):

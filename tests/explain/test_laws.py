@@ -296,8 +296,6 @@ def test_masks_add_up(run):
 # ---------------------------------------------------------------- steps at which only the rest moved
 
 
-# BUG: Memory._is compares recorded weights only, so a network whose rest has moved on is taken for that of the
-# step.
 def test_the_queries_of_a_step_are_those_of_its_own_network(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 3)).double()
@@ -312,7 +310,6 @@ def test_the_queries_of_a_step_are_those_of_its_own_network(tmp_path):
     close(run.memory.at(2).attend(model, x).prediction, then(x))
 
 
-# BUG: as above: with keep="keys" no weight is compared at all.
 def test_the_queries_of_a_step_are_those_of_its_own_network_where_keys_alone_are_kept(tmp_path):
     model = mlp(5, 4, 3)
     run = trained(tmp_path, model, sgd(model), batches(4, 3, 5, 3), keep="keys")

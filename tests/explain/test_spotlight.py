@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualform
-from dualform.errors import QueryError
+from dualform.errors import DualformWarning, QueryError
 from dualform.types import Order, Score
 
 SCORES: tuple[Score, ...] = ("weight", "abs", "contribution")
@@ -221,7 +221,6 @@ def test_the_calls_of_a_layer_are_rows_of_an_example(tmp_path):
         assert_whole(part)
 
 
-# BUG: a spotlight counts examples along the first axis of its input, though batch_dim says the second.
 def test_time_first_queries_have_one_line_an_example(tmp_path):
     model = tokens(time_first=True)
     optimizer = sgd(model)
@@ -237,6 +236,36 @@ def test_time_first_queries_have_one_line_an_example(tmp_path):
     close(spot.output("out"), model(x))
     assert spot.by("label", layer="out").values.shape == (2, 3)
     assert spot.by("label", layer="each").values.shape == (2, 3)
+
+
+def test_unknown_visits_of_a_shared_bias_are_a_group_of_their_own(tmp_path):
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(5, 3), torch.nn.Linear(4, 3)
+            self.b.bias = self.a.bias
+
+        def forward(self, x, tokens):
+            return self.a(x) + self.b(tokens).mean(0)
+
+    torch.manual_seed(0)
+    model = Shared().double()
+    optimizer = sgd(model)
+    x, words = torch.randn(2, 5, dtype=torch.float64), torch.randn(7, 2, 4, dtype=torch.float64)
+    with pytest.warns(DualformWarning, match="'b'"), dualform.record(
+        model, optimizer, tmp_path, dtype="float64", progress=False
+    ) as tape:  # fmt: skip
+        for _ in range(3):
+            tape.note(label=torch.arange(2))
+            model(x, words).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    groups = memory.attend(model, (x, words), target=0).by("label", layer="a")
+    assert_whole(groups)
+    assert groups.names == (0, 1, None) and groups.bias is not None
+    ledger = memory.ledger("label")
+    close(groups.bias[0], torch.stack([ledger[name]["a.bias"][0] for name in groups.names]))
 
 
 # ---------------------------------------------------------------- lower precision

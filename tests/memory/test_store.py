@@ -269,7 +269,6 @@ def test_a_large_file_is_written_whole(tmp_path):
     assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor[:7].float())
 
 
-# BUG: files.map_tensors cannot map a tensor that lies off its own alignment.
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_model_of_mixed_types_is_kept_and_read(precision, tmp_path):
     """Batch normalisation counts batches in int64, behind weights that may end anywhere."""

@@ -371,7 +371,6 @@ def test_a_batch_may_be_empty(tmp_path):
     assert len(memory.visits) == 5
 
 
-# BUG: with a frozen weight autograd does not guard the input, and record/linear.py does not copy it.
 def test_the_stored_keys_are_the_inputs_at_the_time_of_the_call(tmp_path):
     torch.manual_seed(0)
     model = mlp(5, 3)
@@ -404,7 +403,6 @@ def test_a_model_may_be_a_layer_itself(tmp_path):
     close(memory.attend(model, x).output(""), model(x))
 
 
-# BUG: a KeyError with the id of the new parameter, in the middle of the user's forward pass.
 def test_a_parameter_that_is_replaced_while_recording_is_refused_by_name(tmp_path):
     model = mlp(5, 3)
     with (

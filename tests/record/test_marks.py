@@ -111,7 +111,6 @@ def test_a_gradient_left_over_from_before_recording_is_marked(tmp_path):
     assert max(kinds["not-a-product"].values()) == 1  # and only the first step was wrong
 
 
-# BUG: a loop that forgets zero_grad adds the old gradient to every step, and only the certificate shows it.
 def test_a_gradient_left_over_from_the_last_step_is_marked(tmp_path):
     model = mlp(5, 4, 3)
     optimizer = sgd(model)
@@ -167,7 +166,6 @@ def test_marks_stand_in_the_certificate_with_their_count(model, tmp_path):
     assert memory.at(3).certificate.marks == memory.certificate.marks
 
 
-# BUG: gradients are compared later, many steps at once, and the mark takes the step of that moment plus one.
 def test_a_mark_names_the_step_at_which_it_began(tmp_path):
     model = mlp(5, 4, 3)
     optimizer = sgd(model)

@@ -121,7 +121,6 @@ def test_slots_of_an_axis_that_is_not_the_batch_have_unknown_visits_and_it_says_
     close(ledger.total("each.weight"), model.each.weight)
 
 
-# BUG: batch_dim=-1 is taken and gives slots wrong visits and positions without a word.
 def test_negative_batch_dims_count_from_the_end_or_are_refused(tmp_path):
     model = mlp(4, 3)
     inputs = torch.randn(5, 2, 4, dtype=torch.float64)

@@ -384,7 +384,6 @@ def test_a_weight_may_be_frozen_and_thawed_between_backward_and_step(tmp_path):
     assert dualform.open(tmp_path).check(model, full=True).worst <= EXACT
 
 
-# BUG: slots that a bias used up already are counted again, for the bias too, when the weight joins later.
 def test_a_gradient_that_waited_for_its_parameter_group_counts_once(tmp_path):
     model = nn.Sequential(nn.Linear(4, 3)).double()
     optimizer = optim.SGD([model.get_parameter("0.bias")], lr=0.1)

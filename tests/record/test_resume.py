@@ -441,6 +441,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "another batch axis": ({"resume": 10, "batch_dim": {"fc1": 1}}, r"layers.*fc1"),
     "another dtype": ({"resume": 10, "dtype": "float32"}, r"dtype.*now float32.*recorded float64"),
     "no rules": ({"resume": 10, "rules": None}, r"parameters"),
+    "fewer looks at the rest": ({"resume": 10, "snapshot_every": 4}, r"snapshot_every.*now 4.*recorded 1"),
 }
 
 
@@ -519,6 +520,34 @@ def test_resuming_on_a_changed_shard_is_refused_and_drops_nothing(name, tmp_path
         pass
     assert content(training.path) == before
     assert_nothing_is_left(training)
+
+
+@pytest.mark.parametrize("change", [bytes, None], ids=["empty", "missing"])
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_a_recording_can_be_resumed_from_before_a_broken_shard(at, change, tmp_path):
+    training = Training(tmp_path / "m")
+    training.run(crash=True, flushes=[4])
+    file = training.path / "shards/000001.safetensors"
+    file.unlink()
+    if change:
+        file.write_bytes(change())
+    with pytest.raises(CorruptMemory, match="000001"):
+        dualform.open(training.path)
+    training.resume(at)
+    assert_as_if_undisturbed(training)
+
+
+def test_a_rest_with_nan_is_known_again(tmp_path):
+    """NaN is not equal to itself, but its bits are."""
+    model = nn.Sequential(nn.Linear(WIDTH, 3))
+    model.register_buffer("unset", torch.tensor([float("nan"), 1.0]))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for resume in (None, 1):
+        with dualform.record(model, optimizer, tmp_path / "m", resume=resume, progress=False) as tape:
+            model(torch.randn(BATCH, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert dualform.open(tmp_path / "m").step == tape.step == 1 + (resume or 0)
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -628,8 +628,6 @@ def test_zeroed_gradients_are_forgotten_though_the_watched_entries_were_zero_alr
     assert_rebuilt(memory, model)
 
 
-# BUG: accumulated passes have one factor a slot, that of the weight; a bias that was clipped differently, or whose
-# weight had no gradient at all, needs its own. Also in test_any_accumulation_is_rebuilt.
 def test_clips_between_passes_may_leave_out_the_bias(tmp_path):
     model = mlp(4, 3)
 
@@ -646,8 +644,6 @@ def test_clips_between_passes_may_leave_out_the_bias(tmp_path):
     assert memory.check(model, full=True).worst <= EXACT
 
 
-# BUG: then autograd replaces a gradient instead of adding to it, and the new tensor may get the old one's id and
-# version, so that gradients.end_pass believes that nothing was added.
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 def test_backward_with_a_graph_of_its_own_accumulates(tmp_path):
     model = mlp(D_IN, 4, CLASSES)

@@ -78,6 +78,7 @@ def test_inspect_shows_marks(tmp_path):
         for _ in range(8):
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
             with torch.no_grad():
                 model.get_parameter("fc1.weight").mul_(0.5)
     result = call("inspect", tmp_path / "m")
@@ -129,6 +130,26 @@ def test_weights_must_be_the_memorys(recorded, data, tmp_path):
     assert call(*ask, "--weights", tmp_path / "own.safetensors").exit_code == 0
     refused = call(*ask, "--weights", tmp_path / "other.safetensors")
     assert refused.exit_code == 1 and "are not the memory's" in refused.stderr
+
+
+def test_weights_must_be_the_memorys_where_keys_alone_are_kept(recorded, data, tmp_path):
+    torch.manual_seed(0)
+    model = MLP(16, 8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, tmp_path / "m", keep="keys", progress=False) as tape:
+        for _ in range(2):
+            tape.note(label=recorded.labels[:10])
+            model(recorded.x[:10]).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    save_file(model.state_dict(), tmp_path / "own.safetensors")
+    save_file(recorded.model.state_dict(), tmp_path / "other.safetensors")
+    ask = ("ask", tmp_path / "m", "--model", MODEL, "--data", data, "--score", "weight")
+    assert call(*ask, "--weights", tmp_path / "own.safetensors").exit_code == 0
+    refused = call(*ask, "--weights", tmp_path / "other.safetensors")
+    assert refused.exit_code == 1 and "it kept others" in refused.stderr
+    masked = call(*ask, "--without", "label = 1")
+    assert masked.exit_code == 1 and "a mask cannot change" in masked.stderr
 
 
 def test_without_a_label_the_sum_is_still_checked(tmp_path):

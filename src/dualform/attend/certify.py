@@ -136,7 +136,7 @@ def entries(
     total = torch.zeros(len(rows), 1 if columns is None else len(columns), dtype=torch.float64)
     for slots in stream(store, layer.name, view, errors=True):
         assert slots.errors is not None
-        value = slots.values(of_step).double() * torch.from_numpy(slots.modules_among(users))
+        value = slots.values(of_step, bias=columns is None).double() * torch.from_numpy(slots.modules_among(users))
         if columns is not None and slots.block.key_scale is not None:
             value = value * slots.block.key_scale
         e = slots.errors[:, torch.from_numpy(rows)].double() * value.unsqueeze(1)

@@ -45,7 +45,7 @@ class Sum:
     def add(self, slots: Slots) -> None:
         """Take a block."""
         assert slots.errors is not None
-        value = slots.values(self.of_step)
+        value = slots.values(self.of_step, self.bias)
         if self.modules is not None:
             value = value * torch.from_numpy(slots.modules_among(self.modules))
         features = self._features(slots, value.unsqueeze(1))

@@ -53,9 +53,9 @@ class Slots:
         """Whether each slot comes from one of these modules of its layer."""
         return np.isin(self.block.calls.module[self.block.call], which)
 
-    def values(self, of_step: Float[np.ndarray, " T1"]) -> Float[Tensor, " m"]:
+    def values(self, of_step: Float[np.ndarray, " T1"], bias: bool = False) -> Float[Tensor, " m"]:
         """What the error of each slot is multiplied with: its coefficient, and its power of two."""
-        value = torch.from_numpy(self.block.coefficients(of_step)).to(self.keys.dtype)
+        value = torch.from_numpy(self.block.coefficients(of_step, bias)).to(self.keys.dtype)
         return value if self.block.error_scale is None else value.mul_(self.block.error_scale)
 
 

@@ -3,18 +3,17 @@
 The first axis is the query, the second the training data.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import QueryError, require
-from dualform.types import Mark, Score
+from dualform.types import Score
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,11 @@ class Hits:
 
     def __getitem__(self, query: int) -> "Hits":
         """The hits of one query."""
-        k = self.slots.shape[1]
-        cut = slice(query, query + 1)
+        cut, k = _place(query, len(self)), self.slots.shape[1]
         tensors = (
             t[cut] for t in (self.slots, self.steps, self.positions, self.visits, self.weight, self.contribution)
         )
-        return Hits(self.layer, self.score, self.target, *tensors, columns=self.columns.slice(query * k, k))
+        return Hits(self.layer, self.score, self.target, *tensors, columns=self.columns.slice(cut.start * k, k))
 
     def _hit(self, query: int, rank: int) -> Hit:
         at = (query, rank)
@@ -116,6 +114,21 @@ class Groups:
     initial: Float[Tensor, " n"] | None = None
     total: Float[Tensor, " n"] | None = None
 
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Name and value of each group for the only query, or one ``Groups`` a query."""
+        if len(self) == 1:
+            return iter(list(zip(self.names, self.values[0].tolist(), strict=True)))
+        return iter([self[i] for i in range(len(self))])
+
+    def __getitem__(self, query: int) -> "Groups":
+        """The sums of one query."""
+        cut = _place(query, len(self))
+        tensors = {name: getattr(self, name) for name in ("values", "bias", "initial", "total")}
+        return replace(self, **{name: t[cut] for name, t in tensors.items() if t is not None})
+
     @property
     def residual(self) -> Float[Tensor, " n"] | None:
         """What the parts leave unexplained (rounding)."""
@@ -154,6 +167,19 @@ class Timeline:
     edges: Int[Tensor, " s1"]
     values: Float[Tensor, "n G s"]
 
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Name and stretches of each group for the only query, or one ``Timeline`` a query."""
+        if len(self) == 1:
+            return iter(list(zip(self.names, self.values[0], strict=True)))
+        return iter([self[i] for i in range(len(self))])
+
+    def __getitem__(self, query: int) -> "Timeline":
+        """The stretches of one query."""
+        return replace(self, values=self.values[_place(query, len(self))])
+
     def to_pandas(self) -> Any:
         """One line a query, group and stretch."""
         pd = require("pandas", "pandas")
@@ -167,76 +193,8 @@ class Timeline:
         })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Certificate(Mapping[str, float]):
-    """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
-
-    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained;
-    ``marks`` what was noticed while recording.
-    """
-
-    step: int
-    errors: Mapping[str, float]
-    floor: Mapping[str, float]
-    rest: tuple[str, ...] = ()
-    marks: tuple[Mark, ...] = ()
-
-    def __getitem__(self, name: str) -> float:
-        return self.errors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.errors)
-
-    def __len__(self) -> int:
-        return len(self.errors)
-
-    @property
-    def worst(self) -> float:
-        """The largest error of all parameters."""
-        return max(self.errors.values(), default=0.0)
-
-    def __str__(self) -> str:
-        lines = [f"certificate at step {self.step}: ‖W − rebuilt‖ / ‖W − W₀‖ (rounding floor of training)"]
-        lines += [f"  {name:<24} {error:.1e}  ({self.floor[name]:.1e})" for name, error in self.errors.items()]
-        if self.rest:
-            lines.append(f"  kept as snapshots, unattributed: {', '.join(self.rest)}")
-        lines += [
-            f"  ! '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}" for mark in self.marks
-        ]
-        return "\n".join(lines)
-
-    def to_pandas(self) -> Any:
-        """One line a parameter."""
-        pd = require("pandas", "pandas")
-        frame = pd.DataFrame({"error": dict(self.errors), "floor": dict(self.floor)})
-        frame.index.name = "parameter"
-        return frame
-
-
-@dataclass(frozen=True)
-class Ledger(Mapping[Any, Mapping[str, Tensor]]):
-    """What each group put into the weights: group → parameter → tensor. ``initial`` + all groups = the weights."""
-
-    column: str
-    step: int
-    initial: Mapping[str, Tensor]
-    groups: Mapping[Any, Mapping[str, Tensor]]
-
-    def __getitem__(self, group: Any) -> Mapping[str, Tensor]:
-        if group not in self.groups:
-            raise QueryError(f"no group {group!r} in column '{self.column}': there are {_some(list(self.groups))}.")
-        return self.groups[group]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.groups)
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def total(self, parameter: str) -> Tensor:
-        """The parameter itself: the initial part and all groups added up."""
-        return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
-
-
-def _some(names: Sequence[Any]) -> str:
-    return f"{names[:8]}{' …' if len(names) > 8 else ''}"
+def _place(query: int, count: int) -> slice:
+    """Where the lines of a query are; a negative number counts from the end."""
+    if not -count <= query < count:
+        raise QueryError(f"query {query} was not asked: this answer holds {count}, counted from 0.")
+    return slice(query % count, query % count + 1)

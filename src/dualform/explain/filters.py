@@ -1,7 +1,5 @@
 """Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
 
-from typing import Any
-
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -9,7 +7,7 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool
 
-from dualform.errors import FilterError, UnknownColumn
+from dualform.errors import FilterError
 
 Filter = str | pc.Expression | np.ndarray | torch.Tensor
 
@@ -28,10 +26,15 @@ def matching(visits: pa.Table, filter: Filter) -> Bool[np.ndarray, " V"]:
             )
     if not found.any():
         raise FilterError(
-            f"the filter {filter!r} matches none of the {len(visits):,} visits. "
+            f"the filter {named(filter)} matches none of the {len(visits):,} visits. "
             "Look at memory.visits for the values its columns have."
         )
     return found
+
+
+def named(filter: Filter) -> str:
+    """A filter in a sentence: as it was written, but not the booleans of a mask one by one."""
+    return repr(filter) if isinstance(filter, str | pc.Expression) else f"with {int(np.sum(np.asarray(filter)))} visits"
 
 
 def _sql(visits: pa.Table, text: str) -> np.ndarray:
@@ -46,6 +49,11 @@ def _sql(visits: pa.Table, text: str) -> np.ndarray:
         raise FilterError(
             f"cannot read the filter {text!r}: {reason} (the columns are {visits.column_names})"
         ) from error
+    if len(table) != len(visits):
+        raise FilterError(
+            f"the filter {text!r} gives {len(table):,} answers for {len(visits):,} visits; it must be one condition on "
+            f"the columns {visits.column_names}."
+        )
     return table["found"].to_numpy(zero_copy_only=False).astype(bool)
 
 
@@ -53,27 +61,10 @@ def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
     try:
         table = visits.append_column("__line", pa.array(np.arange(len(visits)))).filter(expression)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        reason = str(error).split("\n")[0]
         raise FilterError(
-            f"cannot read the filter {expression}: {error} (the columns are {visits.column_names})"
+            f"cannot read the filter {expression}: {reason} (the columns are {visits.column_names})"
         ) from error
     found = np.zeros(len(visits), bool)
     found[table["__line"].to_numpy()] = True
     return found
-
-
-def groups_of(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], np.ndarray]:
-    """The values of a column, sorted, and for each visit the number of its own."""
-    if column not in visits.column_names:
-        raise UnknownColumn(
-            f"no column '{column}' among the visits: there are {visits.column_names}. Note it while recording."
-        )
-    encoded = visits[column].combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    names = encoded.dictionary.to_pylist()
-    order = sorted(range(len(names)), key=lambda i: names[i])
-    place = np.empty(len(names) + 1, np.int64)
-    place[order] = np.arange(len(names))
-    place[-1] = len(names)  # null
-    ids = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
-    return tuple(names[i] for i in order), place[ids]

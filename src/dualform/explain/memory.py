@@ -1,6 +1,5 @@
 """The user's memory: a recorded training run that can be asked, travelled through and masked."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,17 +11,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from dualform.attend import View, add_up, certify, entries, explained_layers, initial_part, layer_sums
-from dualform.errors import FilterError, ModelMismatch, QueryError
-from dualform.memory import Store, sampled_bytes, sampled_entries, samples_at
+from dualform.attend import Agreement, View, certify, explained_layers
+from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
+from dualform.memory import Store
 
-from .answers import Certificate, Ledger
-from .filters import Filter, groups_of, matching
-from .forward import Target, evaluating, run
+from .certificate import Certificate
+from .checks import check_samples, is_network_of
+from .filters import Filter, matching, named
+from .forward import evaluating, run
+from .ledger import Ledger, make_ledger
 from .progress import bar
-from .spotlight import Spotlight, _Groups
-
-LEDGER_BYTES = 4 << 30
+from .spotlight import Spotlight
+from .targets import Target
+from .weights import explained, kept_network, one_parameter, whole_network
 
 
 def open_memory(path: str | os.PathLike) -> "Memory":
@@ -62,10 +63,7 @@ class Memory:
     @property
     def visits(self) -> pa.Table:
         """The visits up to this step that the mask shows: visit, step, row, and the noted columns."""
-        table = self.store.visits
-        shown = table["step"].to_numpy() <= self.step
-        if self.view.visible is not None:
-            shown &= self.view.visible
+        table, shown = self.store.visits, self._shown
         return table if shown.all() else table.filter(pa.array(shown))
 
     @property
@@ -77,21 +75,27 @@ class Memory:
         if kept is None or kept["step"] != self.step:
             return replace(self, view=View(self.step)).check()
         lines = kept["parameters"]
-        return self._certificate({n: v["error"] for n, v in lines.items()}, {n: v["floor"] for n, v in lines.items()})
+        return self._certificate({name: Agreement(v["error"], v["floor"]) for name, v in lines.items()})
 
     def __repr__(self) -> str:
-        mask = (
-            ""
-            if self.view.visible is None
-            else f", {int(self.view.visible.sum()):,} of {len(self.view.visible):,} visits"
-        )
+        visible = self.view.visible
+        mask = "" if visible is None else f", {int(visible.sum()):,} of {len(visible):,} visits"
         return f"Memory({str(self.path)!r}, step {self.step} of {self.store.steps}, layers {list(self.layers)}{mask})"
 
     # ------------------------------------------------------------------------------------------- other views
 
     def at(self, step: int) -> "Memory":
         """The memory as it stood after a step."""
-        return replace(self, view=replace(self.view, horizon=self.store.horizon(step)))
+        try:
+            whole = int(step) == step
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole:
+            raise HorizonError(
+                f"the memory at {self.path} cannot be read at step {step!r}: it holds whole steps, "
+                f"0 to {self.store.steps}."
+            )
+        return replace(self, view=replace(self.view, horizon=self.store.horizon(int(step))))
 
     def without(self, filter: Filter) -> "Memory":
         """The memory with the matching visits masked out: SQL (``"source = 'web'"``), an Arrow expression or a mask."""
@@ -101,33 +105,16 @@ class Memory:
         """The memory with all but the matching visits masked out. The first weights stay."""
         return self._masked(self._matching(filter))
 
-    def _matching(self, filter: Filter) -> np.ndarray:
-        self.store.need_steps()
-        found = matching(self.store.visits, filter)
-        shown = self.store.visits["step"].to_numpy() <= self.step
-        if self.view.visible is not None:
-            shown &= self.view.visible
-        if not (found & shown).any():
-            raise FilterError(
-                f"the filter {filter!r} matches none of the visits up to step {self.step} that are not masked already."
-            )
-        return found
-
-    def _masked(self, visible: np.ndarray) -> "Memory":
-        before = self.view.visible
-        return replace(self, view=replace(self.view, visible=visible if before is None else visible & before))
-
     # ------------------------------------------------------------------------------------------- questions
 
     def attend(self, model: nn.Module, inputs: Any, *, target: Target = None) -> Spotlight:
         """Turn the spotlight on some inputs: what does each layer recall when the network sees them?
 
-        The queries are those of the network that this memory stands for: ``model`` itself if it has these weights, else
-        ``model`` with the memory's weights (it is not changed).
+        The queries are those of the network that this memory stands for: ``model`` itself if it is that network
+        (:meth:`is_of`), else ``model`` with the memory's weights (it is not changed).
         """
         self.store.need_steps()
-        self.fits(model)
-        return Spotlight(self, model, inputs, None if self._is(model) else self._own_weights(), target)
+        return Spotlight(self, model, inputs, self.weights_for(model), target)
 
     def predict(self, model: nn.Module, inputs: Any, *, progress: bool = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
@@ -135,76 +122,28 @@ class Memory:
         with torch.no_grad(), evaluating(model):
             return run(model, inputs, self.weights(progress=progress))
 
-    def check(self, model: nn.Module | None = None, *, full: bool = False, progress: bool = True) -> Certificate:
-        """Does this model have the weights that the memory rebuilds?
-
-        Without a model: do the entries kept at this step agree?
-
-        Random projections are compared, or with ``full=True`` every entry.
-        """
-        self.store.need_steps()
-        if model is None and not self.store.weights_kept_at(self.step):
-            return self._check_samples()
-        if model is None:
-            actual = {name: self.store.snapshot(name, self.step) for name in self._explained}
-        else:
-            self.fits(model)
-            actual = dict(model.named_parameters())
-        total = sum(self.store.slots(layer.name) for layer in explained_layers(self.store))
-        with bar("checking", total, progress) as watch:
-            found = certify(self.store, self.view, actual, full=full, watch=watch)
-        return self._certificate({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
-
     def ledger(self, column: str, *, progress: bool = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights."""
         self.store.need_steps()
-        names, ids = groups_of(self.store.visits, column)
-        groups = _Groups((*names, None), np.append(ids, len(names)))
-        size = 8 * len(groups.names) * sum(math.prod(self.store.parameters[name].shape) for name in self._explained)
-        if size > LEDGER_BYTES:
-            raise QueryError(
-                f"a ledger of '{column}' would hold {len(names):,} copies of the weights ({size / 2**30:.1f} GiB). "
-                f"Choose a coarser column, or ask spot.by({column!r}, …) about single queries."
-            )
-        sums = self._sums(progress, group_of=groups, groups=len(groups.names))
-        used = [
-            i for i, name in enumerate(groups.names) if name is not None or any(bool(s[i].any()) for s in sums.values())
-        ]
-        return Ledger(
-            column, self.step, {name: initial_part(self.store, name, self.step) for name in sums},
-            {groups.names[i]: {name: total[i] for name, total in sums.items()} for i in used},
-        )  # fmt: skip
+        return make_ledger(self.store, self.view, column, progress)
+
+    # ------------------------------------------------------------------------------------------- weights
 
     def weights(self, *, progress: bool = True) -> dict[str, Tensor]:
         """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots."""
+        self._see_that_masks_count()
         key = ("weights", self.view.key)
         if key not in self.store.cache:
-            sums = self._sums(progress) if self.step else {}
-            built = (
-                {name: initial_part(self.store, name, self.step) + total[0] for name, total in sums.items()}
-                if sums
-                else {}
-            )
-            self.store.cache[key] = {
-                p.name: built[p.name].to(getattr(torch, p.dtype))
-                if p.name in built
-                else self.store.snapshot(p.name, self.step)
-                for p in self.store.manifest.parameters
-            }
+            self.store.cache[key] = whole_network(self.store, self.view, progress)
         return self.store.cache[key]
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""
-        if name in self._explained:
-            layers = [
-                layer for layer in explained_layers(self.store) if name in layer_sums(self.store, layer, self.step)
-            ]
-            total = initial_part(self.store, name, self.step)
-            for layer in layers:
-                term = layer_sums(self.store, layer, self.step)[name]
-                add_up(self.store, layer.name, self.view, [term])
-                total = total + term.total[0].reshape(total.shape)
-            return total
+        self._see_that_masks_count()
+        if name not in self.store.parameters:
+            raise QueryError(f"no parameter '{name}' in the memory at {self.path}: it has {_some(self.store)}.")
+        if name in explained(self.store):
+            return one_parameter(self.store, self.view, name)
         return self.store.snapshot(name, self.step).double()
 
     def load_into(self, model: nn.Module, *, progress: bool = True) -> nn.Module:
@@ -216,6 +155,45 @@ class Memory:
                 if name in weights:
                     tensor.copy_(weights[name])
         return model
+
+    def weights_for(self, model: nn.Module) -> Mapping[str, Tensor] | None:
+        """The weights that make a model this memory's network; None if it is that already."""
+        if self.is_of(model):
+            return None
+        whole = self.view.visible is None and self.step > 0 and self.store.weights_kept_at(self.step)
+        return kept_network(self.store, self.step) if whole or not explained(self.store) else self.weights()
+
+    # ------------------------------------------------------------------------------------------- checks
+
+    def check(self, model: nn.Module | None = None, *, full: bool = False, progress: bool = True) -> Certificate:
+        """Does this model have the weights that the memory rebuilds?
+
+        Without a model: do the entries kept at this step agree?
+
+        Random projections are compared, or with ``full=True`` every entry.
+        """
+        self.store.need_steps()
+        if model is None and not self.store.weights_kept_at(self.step):
+            return self._certificate(check_samples(self.store, self.view))
+        if model is None:
+            actual = {name: self.store.snapshot(name, self.step) for name in explained(self.store)}
+        else:
+            self.fits(model)
+            actual = dict(model.named_parameters())
+        total = sum(self.store.slots(layer.name) for layer in explained_layers(self.store))
+        with bar("checking", total, progress) as watch:
+            return self._certificate(certify(self.store, self.view, actual, full=full, watch=watch))
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether a model is known to be the network that this memory stands for, at its step and through its mask.
+
+        What was kept is compared bit for bit: the rest, the explained weights of the last step, and 32 entries of each
+        for every step between. Where those entries do not tell a step from the one beside it, it is not known.
+        """
+        self.fits(model)
+        if self.view.visible is not None and explained(self.store):
+            return False
+        return is_network_of(self.store, self.step, model)
 
     def fits(self, model: nn.Module) -> None:
         """See that a model has the parameters of the recorded one."""
@@ -232,62 +210,39 @@ class Memory:
     # ------------------------------------------------------------------------------------------- inside
 
     @property
-    def _explained(self) -> list[str]:
-        return [p.name for p in self.store.manifest.parameters if p.kind != "rest"]
+    def _shown(self) -> np.ndarray:
+        """For each visit whether it is there by this step, and not masked."""
+        shown = self.store.visits["step"].to_numpy() <= self.step
+        return shown if self.view.visible is None else shown & self.view.visible
 
-    def _sums(self, progress: bool, **options: Any) -> dict[str, Tensor]:
-        """The sum over all slots for each explained parameter, (groups, *shape)."""
-        layers = list(explained_layers(self.store))
-        out: dict[str, Tensor] = {}
-        with bar("rebuilding the weights", sum(self.store.slots(layer.name) for layer in layers), progress) as watch:
-            for layer in layers:
-                terms = layer_sums(self.store, layer, self.step, **options)
-                add_up(self.store, layer.name, self.view, list(terms.values()), watch)
-                for name, term in terms.items():
-                    total = term.total.reshape(-1, *self.store.parameters[name].shape)
-                    out[name] = out[name] + total if name in out else total
-        return out
+    def _matching(self, filter: Filter) -> np.ndarray:
+        self.store.need_steps()
+        found = matching(self.store.visits, filter)
+        if not (found & self._shown).any():
+            raise FilterError(
+                f"the filter {named(filter)} matches none of the visits up to step {self.step} that are not masked "
+                "already."
+            )
+        return found
 
-    def _is(self, model: nn.Module) -> bool:
-        """Whether a model has the weights of this memory, by the entries that were kept of them."""
-        if self.view.visible is not None:
-            return False
-        tensors = dict(model.named_parameters())
-        return all(
-            sampled_bytes(tensors[name].cpu(), sampled_entries(tensors[name].numel()))
-            == samples_at(self.store, name, self.step)[0]
-            for name in self._explained
-        )
+    def _masked(self, visible: np.ndarray) -> "Memory":
+        before = self.view.visible
+        return replace(self, view=replace(self.view, visible=visible if before is None else visible & before))
 
-    def _own_weights(self) -> Mapping[str, Tensor]:
-        if self.view.visible is None and self.step and self.store.weights_kept_at(self.step):
-            return {p.name: self.store.snapshot(p.name, self.step) for p in self.store.manifest.parameters}
-        return self.weights()
+    def _see_that_masks_count(self) -> None:
+        if self.view.visible is not None and not explained(self.store):
+            raise QueryError(
+                "a mask cannot change the weights of this memory: they are snapshots, as only keys were kept or no "
+                "rule explains the optimiser. Ask it for weights α with attend(…) and score='weight' or 'abs', or "
+                "record with keep='slots' and an optimiser that has a rule."
+            )
 
-    def _check_samples(self) -> Certificate:
-        errors, floor = {}, {}
-        for layer in explained_layers(self.store):
-            for name in layer_sums(self.store, layer, self.step):
-                shape = self.store.parameters[name].shape
-                which = torch.from_numpy(sampled_entries(math.prod(shape)))
-                kept = torch.frombuffer(
-                    bytearray(samples_at(self.store, name, self.step)[0]),
-                    dtype=getattr(torch, self.store.parameters[name].dtype),
-                )
-                start = initial_part(self.store, name, self.step).reshape(-1)[which]
-                first = self.store.initial(name).reshape(-1)[which].double()
-                if len(shape) == 2 and name == layer.weight:
-                    rows, columns = (which // shape[1]).numpy(), (which % shape[1]).numpy()
-                    built = start + entries(self.store, layer, name, self.view, rows, columns).diagonal()
-                else:
-                    built = self.parameter(name).reshape(-1)[which]
-                off, moved = (kept.double() - built).norm().item(), (kept.double() - first).norm().item()
-                errors[name] = off / moved if moved else (0.0 if off == 0 else math.inf)
-                steps = int((self.store.schedule(name)[0] <= self.step).sum())
-                eps = torch.finfo(kept.dtype).eps
-                floor[name] = 0.3 * eps * math.sqrt(steps) * kept.double().norm().item() / moved if moved else 0.0
-        return self._certificate(errors, floor)
-
-    def _certificate(self, errors: Mapping[str, float], floor: Mapping[str, float]) -> Certificate:
+    def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
+        errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
         rest = tuple(p.name for p in self.store.manifest.parameters if p.kind == "rest")
         return Certificate(self.step, errors, floor, rest, self.store.manifest.marks)
+
+
+def _some(store: Store) -> str:
+    names = list(store.parameters)
+    return f"{names[:8]}{' …' if len(names) > 8 else ''}"

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dualform.attend import Watch
 
@@ -27,8 +28,13 @@ def bar(what: str, slots: int, show: bool) -> Iterator[Watch | None]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=slots)
+        yield _Moving(progress, task)
 
-        def watch(slots: int) -> None:
-            progress.advance(task, slots)
 
-        yield watch
+@dataclass(frozen=True)
+class _Moving:
+    progress: Progress
+    task: TaskID
+
+    def __call__(self, slots: int) -> None:
+        self.progress.advance(self.task, slots)

@@ -1,37 +1,27 @@
 """A spotlight: some inputs of a network, and what its layers recall from training when they see them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attend import (
-    Best,
-    GroupSums,
-    Queries,
-    add_up,
-    coefficients,
-    dual_output,
-    explained_layers,
-    initial_part,
-    layer_sums,
-    scan,
-)
+from dualform.attend import Best, GroupSums, Queries, coefficients, dual_output, initial_part, scan
 from dualform.errors import QueryError
-from dualform.memory import Block
 from dualform.types import LayerInfo, ModuleInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
-from .filters import groups_of
-from .forward import Capture, Target, capture, count_examples
+from .examples import first_axis
+from .forward import Capture, capture
+from .groups import Stretches, group_slots
+from .hits import hits_of
+from .parts import group_parts, parts_of
 from .progress import bar
+from .queries import Asked
+from .targets import Target, target_key
 
 if TYPE_CHECKING:
     from .memory import Memory
@@ -61,20 +51,21 @@ class Spotlight:
     def __init__(
         self, memory: "Memory", model: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None, target: Target
     ) -> None:
+        first_axis(inputs)
         self.memory, self.model, self.inputs = memory, model, inputs
-        self._weights, self._target = weights, target
-        self._captures: dict[Any, Capture] = {}
-        self.examples = count_examples(inputs)
+        self._weights = weights
+        self._target = target.clone() if isinstance(target, Tensor) else target
+        self._captures: dict[Hashable, Capture] = {}
 
     @property
-    def output(self) -> "_Output":
-        """``spot.output("fc2")``: the dual form's own output of a layer. It equals the layer's."""
-        return _Output(self)
-
-    @cached_property
     def prediction(self) -> Any:
         """What the network itself answers."""
-        return self._capture(self._target).output
+        return self._own.output
+
+    @property
+    def examples(self) -> int:
+        """How many examples the inputs hold."""
+        return self._own.examples
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -90,6 +81,7 @@ class Spotlight:
         progress: bool = True,
     ) -> Hits:
         """The exact k best slots of each query, with weight α, contribution, and the visit's columns."""
+        _at_least(1, "k", k)
         answer = self.ask(layer, top=k, score=score, order=order, target=target, position=position, progress=progress)
         assert answer.hits is not None
         return answer.hits
@@ -105,16 +97,16 @@ class Spotlight:
         progress: bool = True,
     ) -> Groups:
         """A score summed over the groups of a column. ``score="abs"`` is the paper's: Σ|α|."""
-        return self.ask(layer, by=(column,), score=score, target=target, position=position, progress=progress).groups[
-            column
-        ]
+        answer = self.ask(layer, by=(column,), score=score, target=target, position=position, progress=progress)
+        return answer.groups[column]
 
     def timeline(
         self, column: str | None = None, *, layer: str, stretches: int = STRETCHES, score: Score = "contribution",
         target: Target = None, position: int | None = None, progress: bool = True,
     ) -> Timeline:  # fmt: skip
         """A score over training time, in equal stretches of steps; by groups of a column if one is given."""
-        asked = self.ask(
+        _at_least(1, "stretches", stretches)
+        answer = self.ask(
             layer,
             timeline=stretches,
             timeline_by=column,
@@ -123,8 +115,8 @@ class Spotlight:
             position=position,
             progress=progress,
         )
-        assert asked.timeline is not None
-        return asked.timeline
+        assert answer.timeline is not None
+        return answer.timeline
 
     def ask(
         self, layer: str, *, top: int = 0, by: Sequence[str] = (), timeline: int = 0, timeline_by: str | None = None,
@@ -136,185 +128,33 @@ class Spotlight:
         """
         _among("score", score, SCORES)
         _among("order", order, ORDERS)
+        _at_least(0, "top", top)
+        _at_least(0, "timeline", timeline)
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
-        queries, seen_target = self._queries(info, module, target, position, score)
+        asked = Asked(info, module, score, position, self._capture(target))
+        queries = asked.queries(store.compute)
         of_step = coefficients(store, info.weight, view.horizon).of_step if score == "contribution" else None
         best = Best(min(top, max(1, store.slots(info.name))), len(queries), score, order) if top else None
         columns = (by,) if isinstance(by, str) else tuple(by)
-        named = {column: self._groups(info, column) for column in columns}
-        sums = {column: GroupSums(len(g.names), len(queries), score, g) for column, g in named.items()}
-        stretch = _Stretches(view.horizon, timeline, self._groups(info, timeline_by)) if timeline else None
-        over_time = GroupSums(stretch.count, len(queries), score, stretch) if stretch else None
-        reductions = [r for r in (best, *sums.values(), over_time) if r is not None]
+        groups = {column: group_parts(store, asked, column) for column in columns}
+        sums = {column: GroupSums(len(g.names), len(queries), score, g) for column, g in groups.items()}
+        over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
+        times = GroupSums(over.count, len(queries), score, over) if over else None
+        reductions = [each for each in (best, *sums.values(), times) if each is not None]
         with bar(f"attending over {info.name}", store.slots(info.name), progress) as watch:
             scan(store, info.name, view, queries, reductions, of_step=of_step, watch=watch)
         return Answer(
-            None if best is None else self._hits(best, info, layer, queries, score, seen_target),
-            {c: self._summed(info, module, c, named[c], sums[c].total, queries, score, seen_target, position)
-             for c in columns},
-            None if stretch is None or over_time is None else Timeline(
-                layer, score, seen_target, timeline_by, stretch.names, stretch.edges,
-                over_time.total.unflatten(1, (len(stretch.names), -1)),
-            ),
-        )  # fmt: skip
+            hits_of(store, view, asked, queries, best) if best else None,
+            {c: parts_of(store, view, asked, queries, c, groups[c], sums[c].total) for c in columns},
+            _timeline(asked, timeline_by, over, times) if over and times else None,
+        )
 
-    # ------------------------------------------------------------------------------------------- queries
-
-    def _capture(self, target: Target) -> Capture:
-        target = self._target if target is None else target
-        key = tuple(target.tolist()) if isinstance(target, Tensor) else target
-        if key not in self._captures:
-            widths = {m.name: layer.d_in for layer in self.memory.store.manifest.layers for m in layer.modules}
-            self._captures[key] = capture(self.model, self.inputs, widths, self._weights, target)
-        return self._captures[key]
-
-    def _rows(self, info: LayerInfo, tensors: Sequence[Tensor]) -> Float[Tensor, "n r d"]:
-        """Example by example, all rows of all calls; one row an example where the leading axis is something else."""
-        if not tensors:
-            raise QueryError(f"layer '{info.name}' was not used in this forward pass, so there is nothing to ask it.")
-        axis = info.batch_dim
-        parts = []
-        for t in tensors:
-            if t.ndim <= axis + 1 or t.shape[axis] != self.examples:
-                return torch.cat([t.reshape(-1, 1, t.shape[-1]) for t in tensors])
-            parts.append(t.movedim(axis, 0).reshape(self.examples, -1, t.shape[-1]))
-        return torch.cat(parts, 1)
-
-    def _queries(
-        self, info: LayerInfo, module: ModuleInfo, target: Target, position: int | None, score: Score
-    ) -> tuple[Queries, str]:  # fmt: skip
-        found = self._capture(target)
-        dtype = self.memory.store.compute
-        rows = self._at(self._rows(info, found.seen[module.name].inputs), position)
-        directions = self._at(self._rows(info, found.seen[module.name].directions), position)
-        queries = Queries(rows.flatten(0, 1).cpu().to(dtype), directions.flatten(0, 1).cpu().to(dtype), rows.shape[1])
-        return queries, found.target
-
-    @staticmethod
-    def _at(rows: Float[Tensor, "n r d"], position: int | None) -> Float[Tensor, "n s d"]:
-        if position is None:
-            return rows
-        if not -rows.shape[1] <= position < rows.shape[1]:
-            raise QueryError(
-                f"position {position} is not among the {rows.shape[1]} rows that an example sends through this layer."
-            )
-        return rows[:, position % rows.shape[1]].unsqueeze(1)
-
-    # ------------------------------------------------------------------------------------------- answers
-
-    def _groups(self, info: LayerInfo, column: str | None) -> "_Groups":
-        store = self.memory.store
-        if column is None:
-            return _Groups(("all",), np.zeros(len(store.visits) + 1, np.int64))
-        names, ids = groups_of(store.visits, column)
-        if (store.calls(info.name).visit < 0).any() or (ids == len(names)).any():
-            names = (*names, None)  # slots whose visit, or whose value, is not known
-        return _Groups(names, np.append(ids, len(names) - 1))
-
-    def _hits(self, best: Best, info: LayerInfo, layer: str, queries: Queries, score: Score, target: str) -> Hits:
-        store, calls = self.memory.store, self.memory.store.calls(info.name)
-        n, found = len(best.slot), best.slot.numpy()
-        slots = found[:, (found >= 0).all(0)]
-        flat = slots.reshape(-1)
-        weight, contribution = self._both(info, queries, slots)
-        visits = calls.visits_of(flat) if len(flat) else flat
-        columns = store.visits.take(np.where(visits < 0, 0, visits)) if len(store.visits) else store.visits.slice(0, 0)
-        if (visits < 0).any():
-            unknown = pa.array(visits < 0)
-            columns = pa.table({
-                name: pc.if_else(unknown, pa.scalar(None, column.type), column)  # pyright: ignore[reportAttributeAccessIssue]
-                for name, column in zip(columns.column_names, columns.columns, strict=True)
-            })  # fmt: skip
-
-        def shaped(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).reshape(n, -1)
-
-        return Hits(
-            layer, score, target, shaped(slots), shaped(calls.step[calls.of(flat)]), shaped(calls.positions_of(flat)),
-            shaped(visits), weight, contribution, columns,
-        )  # fmt: skip
-
-    def _both(self, info: LayerInfo, queries: Queries, slots: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Weight and contribution of the hits themselves: few enough to be read one by one."""
-        store, (n, k) = self.memory.store, slots.shape
-        flat = slots.reshape(-1)
-        keys = store.gather(info.name, flat, "key").unflatten(0, (n, k))
-        rows = queries.rows.unflatten(0, (n, -1))
-        weight = torch.einsum("nrd,nkd->nrk", rows, keys)
-        explained = info.keep == "slots" and store.parameters[info.weight].kind != "rest"
-        if not explained or queries.directions is None:
-            return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
-        calls = store.calls(info.name)
-        of_step = coefficients(store, info.weight, self.memory.view.horizon).of_step
-        value = torch.from_numpy(of_step[calls.step[calls.of(flat)]] * calls.factor[calls.of(flat)]).to(weight.dtype)
-        errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
-        pull = torch.einsum("nrd,nkd->nrk", queries.directions.unflatten(0, (n, -1)), errors)
-        return weight.sum(1), (weight * pull).sum(1) * value.reshape(n, k)
-
-    def _summed(
-        self,
-        info: LayerInfo,
-        module: ModuleInfo,
-        column: str,
-        groups: "_Groups",
-        values: Tensor,
-        queries: Queries,
-        score: Score,
-        target: str,
-        position: int | None,
-    ) -> Groups:
-        if score != "contribution":
-            return Groups(module.name, column, score, target, groups.names, values)
-        assert queries.directions is not None
-        store, horizon = self.memory.store, self.memory.view.horizon
-        n, directions = len(queries), queries.directions.double()
-        start = initial_part(store, info.weight, horizon)
-        initial = (directions * (queries.rows.double() @ start.mT)).sum(1).unflatten(0, (n, -1)).sum(1)
-        pull = directions.unflatten(0, (n, -1)).sum(1)
-        bias = torch.zeros_like(values)
-        if module.bias is not None:
-            bias_start, by_group = self._bias(info, module, column, groups)
-            bias, initial = pull @ by_group.mT, initial + pull @ bias_start
-        outputs = self._at(self._rows(info, self._seen_outputs(module, target)), position).flatten(0, 1).double().cpu()
-        total = (directions * outputs).sum(1).unflatten(0, (n, -1)).sum(1)
-        return Groups(module.name, column, score, target, groups.names, values, bias, initial, total)
-
-    def _seen_outputs(self, module: ModuleInfo, target: str) -> Sequence[Tensor]:
-        return next(c for c in self._captures.values() if c.target == target).seen[module.name].outputs
-
-    def _bias(self, info: LayerInfo, module: ModuleInfo, column: str, groups: "_Groups") -> tuple[Tensor, Tensor]:
-        """What was left of the first bias, and what each group put into it."""
-        store, view = self.memory.store, self.memory.view
-        assert module.bias is not None
-        if store.parameters[module.bias].kind == "rest":
-            return store.snapshot(module.bias, view.horizon).double(), torch.zeros(
-                len(groups.names), info.d_out, dtype=torch.float64
-            )
-        key = ("bias", module.bias, column, view.key)
-        if key not in store.cache:
-            total = torch.zeros(len(groups.names), info.d_out, dtype=torch.float64)
-            for layer in explained_layers(store):  # a bias may be shared by several layers
-                term = layer_sums(store, layer, view.horizon, group_of=groups, groups=len(groups.names)).get(
-                    module.bias
-                )
-                if term is not None:
-                    add_up(store, layer.name, view, [term])
-                    total += term.total[:, :, 0]
-            store.cache[key] = total
-        return initial_part(store, module.bias, view.horizon), store.cache[key]
-
-
-@dataclass(frozen=True)
-class _Output:
-    spot: Spotlight
-
-    def __call__(self, layer: str, *, progress: bool = True) -> Tensor:
+    def output(self, layer: str, *, progress: bool = True) -> Tensor:
         """The output of a layer, from its first weights and its slots alone; in the shape the layer gives."""
-        memory = self.spot.memory
-        store, view = memory.store, memory.view
+        store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
-        seen = self.spot._capture(None).seen[module.name]
+        seen = self._own.seen[module.name]
         if not seen.inputs:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
@@ -323,38 +163,52 @@ class _Output:
             out = dual_output(store, info.name, view, rows.to(store.compute), of_step, watch)
         out += rows.double() @ initial_part(store, info.weight, view.horizon).mT
         if module.bias is not None:
-            out += memory.parameter(module.bias)
+            out += self.memory.parameter(module.bias)
         shapes = [z.shape for z in seen.outputs]
         parts = out.to(seen.outputs[0].dtype).split([s[:-1].numel() for s in shapes])
         outs = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         return outs[0] if len(outs) == 1 else torch.stack(outs) if len(set(shapes)) == 1 else torch.cat(parts)
 
+    # ------------------------------------------------------------------------------------------- passes
 
-@dataclass(frozen=True)
-class _Groups:
-    """The group of each slot, through its visit. The last id is for visits that are not known."""
+    @cached_property
+    def _own(self) -> Capture:
+        """The pass under the spotlight's own target."""
+        return self._run(self._target)
 
-    names: tuple[Any, ...]
-    of_visit: np.ndarray
+    def _capture(self, target: Target) -> Capture:
+        if target is None or target is self._target:
+            return self._own
+        key = target_key(target)
+        if key is None:
+            return self._run(target)
+        if key not in self._captures:
+            self._captures[key] = self._run(target)
+        return self._captures[key]
 
-    def __call__(self, block: Block) -> np.ndarray:
-        return self.of_visit[block.visits]
+    def _run(self, target: Target) -> Capture:
+        if self._weights is None:  # the model may have changed since the last pass
+            self._weights = self.memory.weights_for(self.model)
+        layers = {module.name: info for info in self.memory.store.manifest.layers for module in info.modules}
+        return capture(self.model, self.inputs, layers, self._weights, target)
+
+    def _queries(
+        self, info: LayerInfo, module: ModuleInfo, target: Target, position: int | None, score: Score
+    ) -> tuple[Queries, Capture]:  # fmt: skip
+        found = self._capture(target)
+        return Asked(info, module, score, position, found).queries(self.memory.store.compute), found
 
 
-class _Stretches:
-    """The stretch of training time of each slot (times its group)."""
-
-    def __init__(self, horizon: int, stretches: int, groups: _Groups) -> None:
-        self.groups, self.names = groups, groups.names
-        edges = np.unique(np.round(np.linspace(0, horizon, min(stretches, max(1, horizon)) + 1)).astype(np.int64))
-        self.edges, self._edges = torch.from_numpy(edges), edges
-        self.count = len(groups.names) * (len(edges) - 1)
-
-    def __call__(self, block: Block) -> np.ndarray:
-        stretch = np.searchsorted(self._edges, block.steps, side="left") - 1
-        return self.groups(block) * (len(self._edges) - 1) + stretch
+def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:
+    values = times.total.unflatten(1, (len(over.names), -1))
+    return Timeline(asked.module.name, asked.score, asked.target, column, over.names, over.edges, values)
 
 
 def _among(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise QueryError(f"{what}={value!r} is not known; choose one of {list(known)}.")
+
+
+def _at_least(least: int, what: str, value: int) -> None:
+    if not isinstance(value, Integral) or value < least:
+        raise QueryError(f"{what}={value!r} cannot be; choose a whole number, {least} or more.")

@@ -1,20 +1,26 @@
 """Slots to disk and back. The format is described at the top of ``manifest.py``."""
 
 from .arena import Arena
+from .calls import Block, Calls
 from .codec import COMPUTED, STORED, Encoded, all_finite, encode, encode_into
-from .files import FileEntry, verify, write_tensors
+from .files import FileEntry, verify
+from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .manifest import Manifest, Shard, load_manifest
 from .samples import sampled_bytes, sampled_entries, samples_at
-from .store import BLOCK_ROWS, Block, Calls, Store
-from .writer import CallRows, ParameterStep, Pending, Writer
+from .store import BLOCK_ROWS, Store
+from .tables import Call, ParameterStep
+from .tensors import write_tensors
+from .writer import Pending, Writer
 
 __all__ = [
     "BLOCK_ROWS",
     "COMPUTED",
+    "INIT",
+    "SIGN",
     "STORED",
     "Arena",
     "Block",
-    "CallRows",
+    "Call",
     "Calls",
     "Encoded",
     "FileEntry",
@@ -25,9 +31,13 @@ __all__ = [
     "Store",
     "Writer",
     "all_finite",
+    "claim",
     "encode",
     "encode_into",
     "load_manifest",
+    "refuse_foreign",
+    "remove_memory",
+    "remove_unlisted",
     "sampled_bytes",
     "sampled_entries",
     "samples_at",

@@ -25,45 +25,50 @@ class Encoded(NamedTuple):
 
 def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[Encoded, bool]:
     """Rows in the stored precision, in memory of their own; also whether all of them are finite."""
-    values = torch.empty(rows.shape, dtype=STORED[dtype])
-    exponents, finite = encode_into(values, rows.detach().clone(), scaled=scaled)
-    return Encoded(values, None if exponents is None else torch.from_numpy(exponents)), finite
+    values, exponents = torch.empty(rows.shape, dtype=STORED[dtype]), np.zeros(len(rows), np.int16)
+    finite = encode_into(values, exponents, rows.detach(), scaled=scaled)
+    return Encoded(values, torch.from_numpy(exponents) if exponents.any() else None), finite
 
 
 def encode_into(
-    values: Shaped[Tensor, "m d"], rows: Float[Tensor, "m d"], *, scaled: bool
-) -> tuple[Int[np.ndarray, " m"] | None, bool]:  # fmt: skip
-    """Copy rows into the stored precision; returns their powers of two, if any, and whether all of them are finite.
+    values: Shaped[Tensor, "m d"], exponents: Int[np.ndarray, " m"], rows: Float[Tensor, "m d"], *, scaled: bool
+) -> bool:  # fmt: skip
+    """Copy rows into the stored precision, and their powers of two if they get any; returns whether all are finite.
 
     ``scaled`` rows (backprop errors) always get their power of two in float16, since late errors are tiny and would
     flush to zero; others (layer inputs) only where they would overflow or lose digits. A power of two costs no
-    precision. Rows that get one are spoiled: they are multiplied where they lie.
+    precision.
     """
     if values.dtype != torch.float16 or not rows.numel():
         values.copy_(rows)
-        return None, all_finite(rows)
+        return all_finite(rows)
     size = torch.linalg.vector_norm(rows, dim=1).numpy()  # at most √d times the largest entry, and cheaper
-    if not scaled and bool(((size == 0) | ((size >= SMALL) & (size < HUGE))).all()) and not _lost(size, rows):
+    if not scaled and ((size.min() >= SMALL and size.max() < HUGE) or _fits(size, rows)):
         values.copy_(rows)
-        return None, True
-    exponents, finite = _exponents(size, rows)
-    shift = np.ldexp(1.0, -exponents)
+        return True
+    found, finite = _exponents(size, rows)
+    exponents[:] = found
+    with np.errstate(over="ignore"):
+        shift = np.ldexp(np.ones((), size.dtype), -found)
     shift[~np.isfinite(shift)] = 0.0  # a row so small that its power of two overflows is kept as zeros
-    values.copy_(rows.mul_(torch.from_numpy(shift).to(rows.dtype).unsqueeze(1)))
-    return exponents, finite
+    torch.mul(rows, torch.from_numpy(shift).unsqueeze(1), out=values)
+    return finite
 
 
-def _lost(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> bool:
-    """Whether a row whose norm is zero is not: the squares of tiny numbers vanish."""
-    return bool((size == 0).any()) and bool(rows[torch.from_numpy(size == 0)].any())
+def _fits(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> bool:
+    """Whether every row is zero or of a size that half precision keeps well."""
+    zero = size == 0  # or so small that its squares vanish
+    good = bool((zero | ((size >= SMALL) & (size < HUGE))).all())
+    return good and not (bool(zero.any()) and bool(rows[torch.from_numpy(zero)].any()))
 
 
 def _exponents(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> tuple[Int[np.ndarray, " m"], bool]:
     """For each row a power of two near its size, such that it stays below 16; and whether all rows are finite."""
-    if not 1e-15 < float(size.min()) <= float(size.max()) < np.inf:  # squares may have left the range
+    if not 1e-15 < size.min() <= size.max() < np.inf:  # squares may have left the range
         size = rows.abs().amax(1).numpy()
-    finite = bool(np.isfinite(size).all())
-    return np.frexp(size if finite else np.nan_to_num(size, posinf=0.0))[1].astype(np.int16) - np.int16(4), finite
+        if not np.isfinite(size).all():
+            return np.frexp(np.nan_to_num(size, posinf=0.0))[1] - 4, False
+    return np.frexp(size)[1] - 4, True
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -4,7 +4,8 @@ A memory is a folder::
 
     manifest.json                what is in the memory; written last, so nothing counts until it is listed here
     init.safetensors             every parameter and buffer of the model as recording began (by its name) and the
-                                 optimiser's buffer M of each recorded parameter, if it had one ("<name>#buffer")
+                                 optimiser's buffer M of each recorded parameter, if it had one ("<name>#buffer");
+                                 first an empty tensor "#dualform-memory", by which it is known without a manifest
     shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
                                  d_out); in float16 also "L.error_exponents" and, where needed, "L.key_exponents"
                                  (rows,): the row is multiplied by 2**exponent
@@ -17,17 +18,19 @@ A memory is a folder::
 
 Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
 ``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
-Its weight map counts with ``c_step × factor``, where c comes from sweeping the transitions backwards (rules/sweep.py).
+In the weight it counts with ``c_step × factor``, in the bias with ``c_step × bias_factor``, where c comes from sweeping
+the transitions of that parameter backwards (rules/sweep.py).
 
 The rest is looked at after every ``snapshot_every``-th step and after the last step of a shard; what changed since the
 last look is kept.
 
 Only the steps ``first … last`` that the manifest gives for a shard count; later lines in its files were dropped by a
-resume. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
+resume. A shard may hold snapshots alone: the parameters at the end, or the rest at a step that was resumed from and
+that nobody had looked at. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -55,8 +58,10 @@ class Shard:
     visits: int
     slots: Mapping[str, int]
     files: Mapping[str, FileEntry]
-    cut: bool = False
-    """Whether a resume dropped the end of it, so that nobody looked at the rest after its last step."""
+
+    def file(self, kind: str) -> str | None:
+        """Its file of a kind ("calls", "snapshots", …), if it has one."""
+        return next((name for name in self.files if name.startswith(f"{kind}/")), None)
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,16 @@ class Manifest:
         """How many visits all steps made."""
         return sum(shard.visits for shard in self.shards)
 
-    def upto(self, step: int, cut: Shard | None = None) -> "Manifest":
-        """The same memory without what came after ``step``; ``cut`` replaces the shard in which it lies."""
-        shards = [shard for shard in self.shards if shard.last <= step]
-        return replace(self, shards=(*shards, *([cut] if cut else [])), certificate=None)
+    def upto(self, step: int, shards: Iterable[Shard]) -> "Manifest":
+        """The same memory without what came after ``step``: with these shards, and what was noticed by then."""
+        shards = tuple(shards)
+        return replace(
+            self,
+            shards=shards,
+            columns=self.columns if shards else {},
+            marks=tuple(mark for mark in self.marks if mark.first_step <= step),
+            certificate=self.certificate if step == self.steps else None,
+        )
 
     def save(self, folder: Path) -> None:
         """Write the manifest: from this instant its files count. One line a field, one line a shard."""
@@ -101,10 +112,10 @@ class Manifest:
 
 
 @lru_cache(maxsize=1 << 16)
-def _text_of(number: int, first: int, last: int, visits: int, cut: bool, rest: tuple) -> str:
+def _text_of(number: int, first: int, last: int, visits: int, rest: tuple) -> str:
     slots, files = rest
     value = {
-        "number": number, "first": first, "last": last, "visits": visits, "cut": cut, "slots": dict(slots),
+        "number": number, "first": first, "last": last, "visits": visits, "slots": dict(slots),
         "files": {name: asdict(entry) for name, entry in files},
     }  # fmt: skip
     return json.dumps(value)
@@ -113,7 +124,7 @@ def _text_of(number: int, first: int, last: int, visits: int, cut: bool, rest: t
 def _shard_text(shard: Shard) -> str:
     """A shard's line; written again with every manifest, so it is kept."""
     rest = tuple(shard.slots.items()), tuple(shard.files.items())
-    return _text_of(shard.number, shard.first, shard.last, shard.visits, shard.cut, rest)
+    return _text_of(shard.number, shard.first, shard.last, shard.visits, rest)
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -147,24 +158,23 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def _manifest(value: Mapping[str, Any]) -> Manifest:
-    def entry(v: Mapping[str, Any]) -> FileEntry:
-        return FileEntry(**v)
-
-    def layer(v: Mapping[str, Any]) -> LayerInfo:
-        return LayerInfo(**{**v, "modules": tuple(ModuleInfo(**m) for m in v["modules"])})
-
-    def shard(v: Mapping[str, Any]) -> Shard:
-        return Shard(**{**v, "files": {name: entry(e) for name, e in v["files"].items()}})
-
     return Manifest(
         dtype=value["dtype"],
-        layers=tuple(layer(v) for v in value["layers"]),
+        layers=tuple(_layer(v) for v in value["layers"]),
         parameters=tuple(ParameterInfo(**{**v, "shape": tuple(v["shape"])}) for v in value["parameters"]),
         columns=value["columns"],
-        init=entry(value["init"]),
-        shards=tuple(shard(v) for v in value["shards"]),
+        init=FileEntry(**value["init"]),
+        shards=tuple(_shard(v) for v in value["shards"]),
         marks=tuple(Mark(**v) for v in value["marks"]),
         certificate=value["certificate"],
         snapshot_every=value["snapshot_every"],
         versions=value["versions"],
     )
+
+
+def _layer(value: Mapping[str, Any]) -> LayerInfo:
+    return LayerInfo(**{**value, "modules": tuple(ModuleInfo(**module) for module in value["modules"])})
+
+
+def _shard(value: Mapping[str, Any]) -> Shard:
+    return Shard(**{**value, "files": {name: FileEntry(**entry) for name, entry in value["files"].items()}})

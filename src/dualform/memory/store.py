@@ -1,7 +1,6 @@
 """The memory, read: tables of visits and steps, and the slots as a stream of blocks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,110 +9,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import HorizonError, LayerNotFound, NoSteps
-from dualform.types import LayerInfo, ModuleInfo, ParameterInfo, Transition
+from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
+from .calls import Block, Calls
 from .codec import COMPUTED, row_scale
-from .files import map_tensors, verify
+from .files import verify
 from .manifest import Manifest, Shard, load_manifest
+from .schedule import Moves, Schedule
+from .snapshots import Snapshots
+from .tensors import map_tensors
 
 BLOCK_ROWS = 4096
 """Rows that are decoded and multiplied at a time: small enough for the cache, large enough for the matrix product."""
 
 
-@dataclass(frozen=True)
-class Calls:
-    """The calls of one layer as columns, in the order of their slots. ``start`` is the first slot of each."""
-
-    start: Int[np.ndarray, " k"]
-    rows: Int[np.ndarray, " k"]
-    step: Int[np.ndarray, " k"]
-    visit: Int[np.ndarray, " k"]
-    batch: Int[np.ndarray, " k"]
-    stride: Int[np.ndarray, " k"]
-    call: Int[np.ndarray, " k"]
-    module: Int[np.ndarray, " k"]
-    factor: Float[np.ndarray, " k"]
-
-    def of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-        """The call of each slot."""
-        return np.searchsorted(self.start, slots, side="right") - 1
-
-    def visits_of(
-        self, slots: Int[np.ndarray, " m"], calls: Int[np.ndarray, " m"] | None = None
-    ) -> Int[np.ndarray, " m"]:
-        """The visit of each slot, −1 where it is not known; ``calls`` are their calls, if at hand."""
-        k = self.of(slots) if calls is None else calls
-        visits = self.visit[k] + (slots - self.start[k]) // self.stride[k] % self.batch[k]
-        return np.where(self.visit[k] < 0, -1, visits)
-
-    def positions_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-        """The place of each slot inside its example (token, pixel)."""
-        k = self.of(slots)
-        r, stride = slots - self.start[k], self.stride[k]
-        return r // (stride * self.batch[k]) * stride + r % stride
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some consecutive slots of one layer, as they lie on disk."""
-
-    slots: Int[np.ndarray, " m"]
-    keys: Shaped[Tensor, "m d_in"]
-    key_scale: Float[Tensor, " m"] | None
-    errors: Shaped[Tensor, "m d_out"] | None
-    error_scale: Float[Tensor, " m"] | None
-    calls: Calls
-
-    @cached_property
-    def call(self) -> Int[np.ndarray, " m"]:
-        """The call of each row."""
-        return self.calls.of(self.slots)
-
-    @cached_property
-    def steps(self) -> Int[np.ndarray, " m"]:
-        """The step of each row."""
-        return self.calls.step[self.call]
-
-    @cached_property
-    def visits(self) -> Int[np.ndarray, " m"]:
-        """The visit of each row, −1 where it is not known."""
-        return self.calls.visits_of(self.slots, self.call)
-
-    def coefficients(self, of_step: Float[np.ndarray, " T1"]) -> Float[np.ndarray, " m"]:
-        """What each row counts for, from the coefficient of its step."""
-        return of_step[self.steps] * self.calls.factor[self.call]
-
-    def take(self, rows: Int[np.ndarray, " k"]) -> "Block":
-        """Some rows of the block."""
-        index = torch.from_numpy(rows)
-
-        def some(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[index]
-
-        return Block(
-            slots=self.slots[rows],
-            keys=self.keys[index],
-            key_scale=some(self.key_scale),
-            errors=some(self.errors),
-            error_scale=some(self.error_scale),
-            calls=self.calls,
-        )
-
-
 class Store:
-    """A memory on disk, opened for reading. Everything is read when it is first asked for."""
+    """A memory on disk, opened for reading. Everything is read when it is first asked for.
 
-    def __init__(self, path: str | Path) -> None:
+    ``manifest`` says which of its shards count, if not all.
+    """
+
+    def __init__(self, path: str | Path, manifest: Manifest | None = None) -> None:
         self.path = Path(path)
-        self.manifest: Manifest = load_manifest(self.path)
+        self.manifest = load_manifest(self.path) if manifest is None else manifest
+        self._files = {name: entry for shard in self.manifest.shards for name, entry in shard.files.items()}
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
-        for shard in self.manifest.shards:
-            for name, entry in shard.files.items():
-                verify(self.path / name, entry, content=name.endswith(".parquet"))
+        for name, entry in self._files.items():
+            verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self.cache: dict[Any, Any] = {}
         """What was computed from the memory and is worth keeping while it is open."""
@@ -154,7 +80,7 @@ class Store:
     @cached_property
     def visits(self) -> pa.Table:
         """One line a visit; line i is visit i."""
-        tables = [self._table(shard, "visits").slice(0, shard.visits) for shard in self.manifest.shards if shard.visits]
+        tables = self._tables("visits")
         if not tables:
             return pa.table(
                 {"visit": pa.array([], pa.int64()), "step": pa.array([], pa.int64()), "row": pa.array([], pa.int64())}
@@ -164,48 +90,20 @@ class Store:
     @cached_property
     def step_table(self) -> pa.Table:
         """One line a step and parameter."""
-        tables = []
-        for shard in self.manifest.shards:
-            table = self._table(shard, "steps")
-            tables.append(table.filter(pa.compute.field("step") <= shard.last))  # type: ignore[attr-defined]
         self.need_steps()
-        return pa.concat_tables(tables, promote_options="permissive")
+        return pa.concat_tables(self._tables("steps"), promote_options="permissive")
 
     @cached_property
-    def _by_parameter(self) -> dict[str, dict[str, np.ndarray]]:
-        if not self.steps:
-            return {}
-        table = self.step_table
-        names, which = np.unique(table["parameter"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
-        numbers = (
-            np.stack([table[name].to_numpy() for name in Transition._fields], axis=1)
-            if len(table)
-            else np.zeros((0, 6))
-        )
-        steps, scale = table["step"].to_numpy(), table["scale"].to_numpy()
-        out = {}
-        for i, name in enumerate(names):
-            rows = np.flatnonzero(which == i)
-            out[str(name)] = {"rows": rows, "steps": steps[rows], "transitions": numbers[rows], "scale": scale[rows]}
-        return out
+    def _schedule(self) -> Schedule:
+        return Schedule(self.step_table)
 
-    def schedule(self, parameter: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def schedule(self, parameter: str) -> Moves:
         """Steps at which a parameter moved, their transitions (k, 6) and gradient scales."""
-        found = self._by_parameter.get(parameter)
-        if found is None:
-            return np.zeros(0, np.int64), np.zeros((0, 6)), np.zeros(0)
-        return found["steps"], found["transitions"], found["scale"]
+        return self._schedule.moves(parameter) if self.steps else (np.zeros(0, np.int64), np.zeros((0, 6)), np.zeros(0))
 
     def sample(self, parameter: str, step: int) -> tuple[bytes, bytes] | None:
         """The entries of a parameter and its buffer that were kept after ``step`` (or the last move before it)."""
-        found = self._by_parameter.get(parameter)
-        if found is None:
-            return None
-        at = int(np.searchsorted(found["steps"], step, side="right")) - 1
-        if at < 0:
-            return None
-        row = int(found["rows"][at])
-        return self.step_table["sample"][row].as_py(), self.step_table["buffer_sample"][row].as_py()
+        return self._schedule.sample(parameter, step) if self.steps else None
 
     def calls(self, layer: str) -> Calls:
         """The calls of a layer's map."""
@@ -219,8 +117,7 @@ class Store:
 
     @cached_property
     def _call_tables(self) -> list[pa.Table]:
-        field = pa.compute.field  # type: ignore[attr-defined]
-        return [self._table(shard, "calls").filter(field("step") <= shard.last) for shard in self.manifest.shards]
+        return self._tables("calls")
 
     def _read_calls(self, layer: str) -> Calls:
         self.need_steps()
@@ -230,12 +127,19 @@ class Store:
         modules = {module.name: i for i, module in enumerate(info.modules)}
         rows = table["rows"].to_numpy()
         start = np.concatenate([[0], np.cumsum(rows)[:-1]]).astype(np.int64)[: len(rows)]
-        columns = {name: table[name].to_numpy() for name in ("step", "visit", "batch", "stride", "call", "factor")}
+        names = ("step", "visit", "batch", "stride", "call", "factor", "bias_factor")
+        columns = {name: table[name].to_numpy() for name in names}
         module = np.array([modules[name] for name in table["module"].to_pylist()], np.int64)
         return Calls(start=start, rows=rows, module=module, **columns)
 
-    def _table(self, shard: Shard, kind: str) -> pa.Table:
-        return pq.read_table(self.path / f"{kind}/{shard.number:06d}.parquet")
+    def _tables(self, kind: str) -> list[pa.Table]:
+        return [table for shard in self.manifest.shards if (table := self.lines(shard, kind)) is not None]
+
+    def lines(self, shard: Shard, kind: str) -> pa.Table | None:
+        """The lines of a shard's table ("calls", "visits", "steps") that count; None where it has none."""
+        file = shard.file(kind)
+        field = pa.compute.field  # type: ignore[attr-defined]
+        return None if file is None else pq.read_table(self.path / file).filter(field("step") <= shard.last)
 
     # ---------------------------------------------------------------------------------------------- tensors
 
@@ -286,21 +190,20 @@ class Store:
     def _slot_tensors(
         self, shard: Shard, layer: str, errors: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        tensors = self._tensors(f"shards/{shard.number:06d}.safetensors", shard)
-
-        def scale(what: str) -> Tensor | None:
-            return row_scale(tensors.get(f"{layer}.{what}_exponents"), self.compute)
-
-        keys = tensors[f"{layer}.keys"]
+        file = shard.file("shards")
+        assert file is not None
+        tensors = self._tensors(file)
+        keys, key_scale = tensors[f"{layer}.keys"], row_scale(tensors.get(f"{layer}.key_exponents"), self.compute)
         if not errors:
-            return keys, scale("key"), None, None
-        return keys, scale("key"), tensors[f"{layer}.errors"], scale("error")
+            return keys, key_scale, None, None
+        error_scale = row_scale(tensors.get(f"{layer}.error_exponents"), self.compute)
+        return keys, key_scale, tensors[f"{layer}.errors"], error_scale
 
-    def _tensors(self, name: str, shard: Shard | None = None) -> dict[str, Tensor]:
+    def _tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file, mapped once, after its content was checked: a changed byte is found in time."""
         if name not in self._mapped:
-            if shard is not None:
-                verify(self.path / name, shard.files[name], content=True)
+            if name in self._files:
+                verify(self.path / name, self._files[name], content=True)
             self._mapped[name] = map_tensors(self.path / name)
         return self._mapped[name]
 
@@ -313,43 +216,22 @@ class Store:
         return self._tensors("init.safetensors").get(f"{name}#buffer")
 
     @cached_property
-    def _snapshots(self) -> dict[str, dict[int, Shard]]:
-        where: dict[str, dict[int, Shard]] = {}
-        for shard in self.manifest.shards:
-            name = f"snapshots/{shard.number:06d}.safetensors"
-            for key in self._tensors(name, shard) if name in shard.files else ():
-                parameter, step = key.rsplit("@", 1)
-                if int(step) <= shard.last:
-                    where.setdefault(parameter, {})[int(step)] = shard
-        return where
+    def _snapshots(self) -> Snapshots:
+        return Snapshots(self.manifest, self._tensors)
 
     def snapshot(self, name: str, step: int) -> Tensor:
         """A tensor that was kept whole, as it stood after ``step``."""
-        kept = self._snapshots.get(name, {})
-        before = max((s for s in kept if s <= step), default=0)
-        after = min((s for s in kept if s > step), default=None)
-        if (
-            before != step and after is not None
-        ):  # between the two it may have changed at any step that nobody looked at
-            looks = {shard.last for shard in self.manifest.shards if not shard.cut} | {
-                -(-step // self._every) * self._every
-            }
-            if not any(step <= look < after for look in looks):
-                raise HorizonError(
-                    f"'{name}' was kept at every {self._every}th step only, so the whole model of step {step} is not "
-                    f"known; ask for step {before} or {after}, or record with snapshot_every=1."
-                )
-        if before == 0:
-            return self.initial(name)
-        return self._tensors(f"snapshots/{kept[before].number:06d}.safetensors", kept[before])[f"{name}@{before}"]
+        self._snapshots.need(name, step)
+        return self.last_kept(name, step)
 
-    @property
-    def _every(self) -> int:
-        return self.manifest.snapshot_every
+    def last_kept(self, name: str, step: int) -> Tensor:
+        """A tensor as it was last kept up to ``step``."""
+        found = self._snapshots.last(name, step)
+        return self.initial(name) if found is None else found
 
     def weights_kept_at(self, step: int) -> bool:
-        """Whether all parameters were kept whole at this step (a flush, or the end)."""
-        return all(step in self._snapshots.get(p.name, {}) for p in self.manifest.parameters if p.kind != "rest")
+        """Whether all parameters were kept whole at this step (the end)."""
+        return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.kind != "rest")
 
     def horizon(self, step: int | None) -> int:
         """A step that the memory can be read at."""

@@ -2,45 +2,45 @@ r"""What happens to a gradient between backward and step, read off a few of its 
 
 A memory explains a step if the gradient that the optimiser uses is :math:`\kappa_s \sum E^\top X` with one scalar κ
 (clipping, loss scaling) over the recorded slots. So for each parameter a few rows and columns are watched where its
-gradient is large: what a backward pass adds there must equal the same entries of EᵀX, and until the step they may only
-change by one common factor. While training runs the entries are only read; they are compared later, many at once.
+gradient is large. While training runs they are only read; what they say is found out later, for many steps at once
+(``audit.py``).
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .stage import Slots
+
 CANDIDATES, SIDE = 1024, 4
 
-UNEVEN = (
-    "its gradient was changed between backward and step, and not by one common factor (clip_grad_value_, noise, "
-    "centralisation, a mask?): the memory explains only the common factor"
-)
-NO_PRODUCT = (
-    "its gradient is not the sum of the recorded errors and inputs (a penalty on the weights in the loss, functional "
-    "use of the weight, a hook that changes gradients, or a gradient left over from before?): the memory misses the "
-    "difference"
-)
+PATIENCE = 64
+"""Passes that are held for a parameter that no optimiser has (it may be given to one later)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entries:
     """The watched entries of a parameter: a few rows and columns (of a bias: rows), and where they lie."""
 
-    rows: np.ndarray
-    columns: np.ndarray | None
-    flat: np.ndarray
+    rows: Tensor
+    columns: Tensor | None
+    flat: Tensor
 
     def of(self, tensor: Tensor) -> np.ndarray:
         """Their values in a tensor."""
-        tensor = tensor.detach()
-        if tensor.dtype != torch.bfloat16 and tensor.device.type == "cpu" and tensor.is_contiguous():
-            return tensor.numpy().reshape(-1).take(self.flat)
-        return tensor.reshape(-1)[torch.from_numpy(self.flat).to(tensor.device)].double().cpu().numpy()
+        found = torch.take(tensor.detach(), self.flat)
+        return (found if found.is_cpu and found.dtype != torch.bfloat16 else found.double().cpu()).numpy()
+
+    def terms(self, key: Tensor, error: Tensor) -> "Terms":
+        """What the rows of a call add to them: the factors."""
+        columns = None if self.columns is None else key.index_select(1, self.columns)
+        return error.index_select(1, self.rows), columns
+
+
+Terms = tuple[Tensor, Tensor | None]
+"""For each row of a call the watched columns of its error and of its input (of a bias: none)."""
 
 
 @dataclass(slots=True)
@@ -50,47 +50,73 @@ class Pass:
     entries: Entries
     before: np.ndarray | None
     after: np.ndarray
-    slots: Sequence[Any]
+    slots: list[Slots]
+    terms: list[Terms] | None
+    """There where the pass is to be checked."""
+    left_over: bool
+    """Whether it was added to a gradient that a step had used already."""
     later: np.ndarray | None = None
-    factor: float = field(default=1.0)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A backward pass that has reached a parameter and is not over yet."""
+
+    grad: Tensor | None
+    version: int
+    now: np.ndarray | None
+    passes: int
+    checked: bool
+    slots: list[Slots] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
+    calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Inputs and errors themselves, as long as it is not known where to look."""
 
 
 class Follower:
     """Follows the gradient of one parameter from pass to pass until the step."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, mark: Callable[[str, str, str], None]) -> None:
-        self.name, self.parameter, self.mark = name, parameter, mark
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parameter = name, parameter
         self.eps = torch.finfo(parameter.dtype).eps
         self.random = np.random.default_rng(parameter.numel())
         self.entries: Entries | None = None
         self.passes: list[Pass] = []
-        self._seen: tuple[int, int] | None = None
-        self._now: np.ndarray | None = None
+        self._blind = 0
 
-    # -------------------------------------------------------------------------------- while training runs
-
-    def begin_pass(self) -> None:
+    def begin(self, checked: bool) -> Opened:
         """A backward pass is about to reach this parameter: what is in its gradient by now?"""
         grad = self.parameter.grad
         if grad is None:
-            self.passes, self._seen, self._now = [], None, None
-            return
-        self._seen = id(grad), grad._version
-        self._now = self.read(grad) if self.entries is not None else None
+            self.passes = []
+            return Opened(None, 0, None, 0, checked)
+        now = self.read(grad) if self.entries is not None else None
+        return Opened(grad, grad._version, now, len(self.passes), checked)
 
-    def end_pass(self, slots: Sequence[Any]) -> bool:
-        """The backward pass is over. Whether it added anything here; if so, it is made of these slots."""
+    def call(self, opened: Opened, slots: Slots, key: Tensor, error: Tensor) -> None:
+        """A call of the layer is a part of the pass."""
+        opened.slots.append(slots)
+        if opened.checked and self.entries is not None:
+            opened.terms.append(self.entries.terms(key, error))
+        elif opened.checked:
+            opened.calls.append((key, error))
+
+    def end(self, opened: Opened, waits: bool) -> bool:
+        """The backward pass is over: did it add anything here? ``waits`` where no optimiser has the parameter."""
         grad = self.parameter.grad
-        if grad is None or self._seen == (id(grad), grad._version):
+        if grad is None or (grad is opened.grad and grad._version == opened.version):
             return False
-        if self.entries is None:
-            self.choose(grad)
-        assert self.entries is not None
-        after = self.entries.of(grad)
-        if not after.any() and not self.passes and (self._now is None or not self._now.any()):
-            self.choose(grad)  # nothing to see there: look where the gradient is not zero
-            after, self._now = self.entries.of(grad), None
-        self.passes.append(Pass(self.entries, self._now, after, slots))
+        before, checked = opened.now, opened.checked and len(self.passes) == opened.passes  # no other pass within it
+        entries = self.entries or self._choose(grad)
+        after = entries.of(grad)
+        if not after.any() and not self.passes and (before is None or not before.any()) and not opened.calls:
+            entries, before, checked = self._choose(grad), None, False  # look where the gradient is not zero
+            after = entries.of(grad)
+        terms = opened.terms + [entries.terms(*call) for call in opened.calls] if checked else None
+        left_over = not self.passes and before is not None and bool(before.any())
+        self.passes.append(Pass(entries, before, after, opened.slots, terms, left_over))
+        if waits and len(self.passes) > PATIENCE:
+            self.passes = []
         return True
 
     def read(self, grad: Tensor) -> np.ndarray:
@@ -104,57 +130,28 @@ class Follower:
                 self.passes[-1].later = now
         return now
 
-    def choose(self, grad: Tensor) -> None:
-        """Watch other entries: around the largest of some random ones, or of all where those are zero."""
-        size = grad.numel()
-        some = self.random.integers(size, size=CANDIDATES) if size > CANDIDATES else np.arange(size)
-        values = np.abs(Entries(some, None, some).of(grad))
-        if not values.any():
-            some = grad.detach().abs().flatten().topk(min(SIDE, size)).indices.cpu().numpy()
-            values = np.ones(len(some))
-        best = some[np.argsort(values)[-SIDE:]]
+    def look_elsewhere(self) -> None:
+        """Watch other entries from the next pass on."""
+        if not self.passes:
+            self.entries = None
+
+    def _choose(self, grad: Tensor) -> Entries:
+        """Watch the entries around the largest of some random ones, or of all where those are zero."""
+        flat = grad.detach().reshape(-1)
+        size = flat.numel()
+        some = (
+            torch.from_numpy(self.random.integers(size, size=CANDIDATES)) if size > CANDIDATES else torch.arange(size)
+        )
+        some = some.to(flat.device)
+        values = flat[some].abs()
+        if not bool(values.any()):
+            self._blind += 1
+            if self._blind & (self._blind - 1) == 0:  # the 1st, 2nd, 4th, 8th … time: a dead layer should cost nothing
+                some, values = torch.arange(size, device=flat.device), flat.abs()
+        best = some[values.topk(min(SIDE, len(some))).indices].unique()
         if grad.ndim == 1:
             self.entries = Entries(best, None, best)
-            return
-        width = grad.shape[-1]
-        rows, columns = np.unique(best // width), np.unique(best % width)
-        self.entries = Entries(rows, columns, (rows[:, None] * width + columns).ravel())
-
-    # -------------------------------------------------------------------------------- later
-
-    def resolve(self, passes: Sequence[Pass], unknown: float = 1.0) -> float | None:
-        """Give each pass the factor by which it is in the gradient of the step; returns the last (None: not known).
-
-        ``unknown`` stands for the last factor where it cannot be read.
-        """
-        last = self._ratio(passes[-1])
-        factor = unknown if last is None else last
-        passes[-1].factor = factor
-        for each in reversed(passes[:-1]):
-            ratio = self._ratio(each)
-            factor *= 1.0 if ratio is None else ratio
-            each.factor = factor
-        return last
-
-    def _ratio(self, added: Pass) -> float | None:
-        after, later = added.after.astype(np.float64), added.later
-        power = float(after @ after)
-        if later is None or not power:
-            return None
-        later = later.astype(np.float64)
-        ratio = float(later @ after) / power
-        if np.abs(later - ratio * after).max() > 64 * self.eps * np.abs(later).max():
-            self.mark("changed-unevenly", self.name, UNEVEN)
-        return ratio
-
-    def check(
-        self, passes: Sequence[Pass], products: np.ndarray, sizes: np.ndarray, rows: np.ndarray, eps: float
-    ) -> None:  # fmt: skip
-        """See that what passes added are the given products, (pass, entry); ``sizes`` are those of their terms."""
-        after = np.array([each.after for each in passes], np.float64)
-        before = np.array(
-            [np.zeros_like(each.after) if each.before is None else each.before for each in passes], np.float64
-        )
-        bound = (16 + 2 * rows[:, None] ** 0.5) * max(eps, self.eps) * (sizes + np.abs(before) + np.abs(after)) + 1e-30
-        for _ in range(int(np.sum((np.abs(after - before - products) > bound).any(1) & np.isfinite(after).all(1)))):
-            self.mark("not-a-product", self.name, NO_PRODUCT)
+        else:
+            rows, columns = (best // grad.shape[-1]).unique(), (best % grad.shape[-1]).unique()
+            self.entries = Entries(rows, columns, (rows[:, None] * grad.shape[-1] + columns).flatten())
+        return self.entries

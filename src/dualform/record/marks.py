@@ -15,14 +15,14 @@ class Marks:
         self.step = step
         self._marks = {(mark.kind, mark.name): mark for mark in before}
 
-    def __call__(self, kind: str, name: str, message: str) -> None:
-        """Something happened to a parameter or layer in the step under way."""
+    def __call__(self, kind: str, name: str, message: str, step: int) -> None:
+        """Something happened to a parameter or layer in a step."""
         before = self._marks.get((kind, name))
         if before is not None:
             self._marks[kind, name] = replace(before, times=before.times + 1)
             return
-        self._marks[kind, name] = Mark(kind, name, self.step + 1, 1, message)
-        warnings.warn(f"'{name}' at step {self.step + 1}: {message}.", DualformWarning, stacklevel=2)
+        self._marks[kind, name] = Mark(kind, name, step, 1, message)
+        warnings.warn(f"'{name}' at step {step}: {message}.", DualformWarning, stacklevel=2)
 
     def all(self) -> tuple[Mark, ...]:
         """The marks so far."""

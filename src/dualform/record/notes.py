@@ -11,6 +11,7 @@ from dualform.errors import NoteError
 
 RESERVED = ("visit", "step", "row")
 KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64", "U": "string"}
+FITS = "a number, a string, or one of these for each example"
 
 
 class Batch:
@@ -80,18 +81,13 @@ class Notes:
             raise NoteError(
                 f"a column cannot be called '{name}': dualform writes that one itself. Choose another name."
             )
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu()
-            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-        if not isinstance(value, str | bool | int | float):
-            value = np.array(value)  # a copy: loaders use their buffers again
-            value = value.item() if value.ndim == 0 else value
+        try:
+            value = _plain(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise NoteError(f"column '{name}' must be {FITS}; got a {type(value).__name__} ({error}).") from error
         kind = _kind(value)
         if kind not in KINDS.values() or getattr(value, "ndim", 1) != 1:
-            raise NoteError(
-                f"column '{name}' must be a number, a string, or one of these for each example; got "
-                f"{type(value).__name__} of shape {np.shape(value)}."
-            )
+            raise NoteError(f"column '{name}' must be {FITS}; got {type(value).__name__} of shape {np.shape(value)}.")
         if self.types is not None and self.types.get(name) != kind:
             before = self.types.get(name)
             raise NoteError(
@@ -100,6 +96,17 @@ class Notes:
                 "columns, with values of one kind, for every batch."
             )
         return value
+
+
+def _plain(value: Any) -> Any:
+    """A single value, or an array of values."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, str | bool | int | float):
+        return value
+    value = np.array(value)  # a copy: loaders use their buffers again
+    return value.item() if value.ndim == 0 else value
 
 
 def _kind(value: Any) -> str:

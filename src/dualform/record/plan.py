@@ -11,7 +11,7 @@ from dualform.memory import STORED
 from dualform.rules import Rule, rule_for
 from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo
 
-from .select import keep_of, linear_layers, select
+from .select import axis_of, keep_of, linear_layers, select
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def make_plan(
         )
     found = tuple(None if rules is None else rule_for(optimizer, rules) for optimizer in optimizers)
     owner = {id(p): i for i, o in enumerate(optimizers) for group in o.param_groups for p in group["params"]}
-    kept = keep_of(model, keep)
+    kept, axis = keep_of(model, keep), axis_of(model, batch_dim)
     selected = select(model, layers, kept, set(owner))
-    infos = _layers(model, selected, kept, batch_dim)
+    infos = _layers(model, selected, kept, axis)
     if not infos:
         raise NothingToRecord(
             f"no linear layer of this {type(model).__name__} has a parameter in the optimiser (its linear layers: "
@@ -97,7 +97,7 @@ def make_plan(
 
 
 def _layers(
-    model: nn.Module, selected: Sequence[str], kept: Callable[[str], Keep], batch_dim: int | Mapping[str, int]
+    model: nn.Module, selected: Sequence[str], kept: Callable[[str], Keep], axis: Callable[[Sequence[str]], int]
 ) -> list[LayerInfo]:  # fmt: skip
     """Modules that share a weight are one layer, under the name of the first."""
     linear, names = linear_layers(model), {id(p): name for name, p in model.named_parameters()}
@@ -119,7 +119,7 @@ def _layers(
                     for name, bias in zip(group, biases, strict=True)
                 ),
                 keep=kept(first),
-                batch_dim=batch_dim if isinstance(batch_dim, int) else batch_dim.get(first, 0),
+                batch_dim=axis(group),
             )
         )
     return infos

@@ -7,6 +7,8 @@ are compared with the real weights, so every shard on disk comes with its certif
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +20,26 @@ from dualform.memory import ParameterStep, Store
 from dualform.types import LayerInfo
 
 from .plan import Plan
-from .stage import Run, Slots
+from .stage import Slots
 
 SIDE = 16
 """Rows and columns that are followed of a weight."""
 
-Used = tuple[int, Slots, float]
-"""A step, slots that it used up, and their factor."""
+RUN = 4
+"""… in stretches of so many: neighbours lie in one line of the processor's cache."""
+
+
+class Used(NamedTuple):
+    """Slots that a step used up, and what they count for in the gradients of weight and bias."""
+
+    step: int
+    slots: Slots
+    factor: float
+    bias_factor: float
+
+
+Coefficients = Mapping[int, tuple[float, float]]
+"""For a step what its gradient adds to a parameter, and to the optimiser's buffer of it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,6 @@ class Proof:
         self.plan = plan
         self.layers = {name: layer for layer in plan.layers for name in _parameters(layer)}
         self.states = {name: self._state(store, name, step) for name in plan.explained}
-        self._coefficients: dict[str, dict[int, tuple[float, float]]] = {}
 
     def _state(self, store: Store, name: str, step: int) -> State:
         layer = self.layers[name]
@@ -78,51 +92,57 @@ class Proof:
                 total = total + entries(store, layer, name, View(step), which.rows, which.columns, of).numpy()
         return total
 
-    def take(
-        self, lines: Sequence[tuple[int, ParameterStep]], used: Sequence[Used]
-    ) -> None:  # fmt: skip
+    def take(self, lines: Sequence[tuple[int, ParameterStep]], used: Sequence[Used]) -> None:
         """Go on by some steps: their lines, and the slots they used up."""
-        self._coefficients = {name: self._advance(name, lines) for name in self.plan.explained}
+        moves: dict[str, list[tuple[int, ParameterStep]]] = {name: [] for name in self.states}
+        for step, line in lines:
+            if line.parameter in moves:
+                moves[line.parameter].append((step, line))
+        coefficients = {name: self._advance(self.states[name], some) for name, some in moves.items()}
         runs: dict[int, list[Used]] = {}
         for each in used:
-            runs.setdefault(id(each[1].run), []).append(each)
+            runs.setdefault(id(each.slots.run), []).append(each)
         for group in runs.values():
-            self._add(group[0][1].layer, group[0][1].run, group)
+            self._add(group, coefficients)
 
-    def _advance(self, name: str, lines: Sequence[tuple[int, ParameterStep]]) -> dict[int, tuple[float, float]]:
+    @staticmethod
+    def _advance(state: State, lines: Sequence[tuple[int, ParameterStep]]) -> Coefficients:
         """Carry a state over the steps without their gradients; for each step what its gradient adds to W and M."""
-        state = self.states[name]
         w, x, m, y = 1.0, 0.0, 0.0, 1.0  # the product of the steps' matrices: (w x) gives W, (m y) gives M
         found = {}
         for step, line in reversed(lines):
             t = line.transition
-            if line.parameter == name and t is not None:
+            if t is not None:
                 found[step] = (w * t.wg + x * t.mg) * line.scale, (m * t.wg + y * t.mg) * line.scale
                 w, x = w * t.ww + x * t.mw, w * t.wm + x * t.mm
                 m, y = m * t.ww + y * t.mw, m * t.wm + y * t.mm
-                state.moves += 1
+        state.moves += len(lines)
         state.weight, state.buffer = w * state.weight + x * state.buffer, m * state.weight + y * state.buffer
         return found
 
-    def _add(self, layer: LayerInfo, run: Run, used: Sequence[Used]) -> None:
+    def _add(self, used: Sequence[Used], coefficients: Mapping[str, Coefficients]) -> None:
         """Add what the rows of a run put into the followed entries of its layer's parameters."""
+        layer, run = used[0].slots.layer, used[0].slots.run
         if run.errors is None:
             return
+        rows, sizes = _rows(used)
         biases = {module.name: module.bias for module in layer.modules}
+        errors = run.error_columns(rows, _some(layer.d_out)).T
         for name in _parameters(layer):
             state = self.states.get(name)
             if state is None:
                 continue
-            values = np.zeros((len(run.keys), 2))
-            for step, slots, factor in used:
-                if name in (layer.weight, biases[slots.module]) and step in self._coefficients[name]:
-                    weight, buffer = self._coefficients[name][step]
-                    values[slots.begin : slots.end] = weight * factor, buffer * factor
-            which = state.entries
-            e = run.error_columns(which.rows)
-            x = np.ones((len(e), 1)) if which.columns is None else run.key_columns(which.columns)
-            state.weight += e.T @ (x * values[:, :1])
-            state.buffer += e.T @ (x * values[:, 1:])
+            which = state.entries.columns
+            value = np.array([_value(each, name, which is not None, biases, coefficients[name]) for each in used])
+            value = value.repeat(sizes, axis=0)
+            if which is None:
+                added = errors @ value
+                state.weight, state.buffer = state.weight + added[:, :1], state.buffer + added[:, 1:]
+                continue
+            keys = run.key_columns(rows, which)
+            state.weight += errors @ (keys * value[:, :1])
+            if value[:, 1].any():
+                state.buffer += errors @ (keys * value[:, 1:])
 
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
@@ -138,6 +158,28 @@ def _parameters(layer: LayerInfo) -> list[str]:
     return list(dict.fromkeys([layer.weight, *(module.bias for module in layer.modules if module.bias)]))
 
 
+def _value(
+    used: Used, name: str, weight: bool, biases: Mapping[str, str | None], of_step: Coefficients
+) -> tuple[float, float]:  # fmt: skip
+    """What the slots count for in a parameter, and in the optimiser's buffer of it."""
+    factor = used.factor if weight else used.bias_factor if biases[used.slots.module] == name else 0.0
+    in_weight, in_buffer = of_step.get(used.step, (0.0, 0.0))
+    return factor * in_weight, factor * in_buffer
+
+
+def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
+    """Where the rows of some slots of one run lie, and how many each has."""
+    begins, ends = [each.slots.begin for each in used], [each.slots.end for each in used]
+    sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    if begins[1:] == ends[:-1]:
+        return slice(begins[0], ends[-1]), sizes
+    return np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]), sizes
+
+
+@cache
 def _some(size: int) -> Int[np.ndarray, " k"]:
     """Some indices below ``size``, in order."""
-    return np.arange(size) if size <= SIDE else np.sort(np.random.default_rng(size).choice(size, SIDE, replace=False))
+    if size <= SIDE:
+        return np.arange(size)
+    begins = np.random.default_rng(size).choice(size // RUN, SIDE // RUN, replace=False) * RUN
+    return np.sort((begins[:, None] + np.arange(RUN)).ravel())

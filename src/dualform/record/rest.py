@@ -26,8 +26,7 @@ class Rest:
         """Copies of what changed, under the names they are kept by."""
         out = {}
         for name, tensor in self.tensors.items():
-            before = self._kept[name]
-            if _same(tensor, before):
+            if _same(tensor, self._kept[name]):
                 continue
             copy = tensor.detach().to("cpu", copy=True)
             self._kept[name] = _state(tensor, copy)
@@ -37,6 +36,11 @@ class Rest:
     def due(self, step: int) -> bool:
         """Whether this step is one to look at."""
         return step % self.every == 0
+
+
+def same_bits(tensor: Tensor, kept: Tensor) -> bool:
+    """Whether a tensor is what was kept of it, NaN and all."""
+    return torch.equal(tensor.detach().cpu().reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
 
 
 def _small(tensor: Tensor) -> bool:
@@ -51,6 +55,4 @@ def _state(tensor: Tensor, copy: Tensor | None) -> tuple[Tensor | None, int, int
 
 def _same(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
     kept, version, address = before
-    if kept is not None:
-        return torch.equal(tensor.detach().cpu().reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
-    return tensor._version == version and tensor.data_ptr() == address
+    return tensor._version == version and tensor.data_ptr() == address if kept is None else same_bits(tensor, kept)

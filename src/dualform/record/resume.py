@@ -1,47 +1,80 @@
 """Going on with a memory after a crash: from the step of the user's checkpoint, and only if that is what it is."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor, optim
+from torch import optim
 
 from dualform.errors import HorizonError, ResumeError
-from dualform.memory import Manifest, Shard, Store, sampled_bytes, sampled_entries, samples_at
+from dualform.memory import (
+    Manifest,
+    Shard,
+    Store,
+    load_manifest,
+    remove_unlisted,
+    sampled_bytes,
+    sampled_entries,
+    samples_at,
+    verify,
+    write_tensors,
+)
 from dualform.types import DType
 
+from .begin import buffers
 from .plan import Plan
+from .rest import same_bits
 
-PARTS = ("shards", "calls", "visits", "steps", "snapshots")
+
+def resume_at(
+    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None
+) -> Manifest:  # fmt: skip
+    """The memory at ``path`` cut back to ``step``, after seeing that model and optimiser stand there too.
+
+    Nothing is changed before all is known to be well; and then the manifest goes first, so that a kill leaves the old
+    memory or the new one.
+    """
+    manifest = load_manifest(path)
+    _check_options(path, step, manifest, plan, dtype, snapshot_every)
+    store = Store(path, replace(manifest, shards=_upto(manifest, step)))
+    for shard in store.manifest.shards:
+        for name, entry in shard.files.items():
+            verify(path / name, entry, content=True)
+    _check_state(store, step, plan, optimizers)
+    begun = [shard for shard in store.manifest.shards if shard.first <= step]
+    shards = [_cut(store, shard, step) if shard.last > step else shard for shard in begun]
+    number = 1 + max((shard.number for shard in manifest.shards), default=-1)
+    shorter = manifest.upto(step, [*shards, *_rest_at(store, step, plan, number)])
+    shorter.save(path)
+    remove_unlisted(path, shorter)
+    return shorter
 
 
-def resume_at(path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType) -> Manifest:
-    """The memory at ``path`` cut back to ``step``, after seeing that model and optimiser stand there too."""
-    store = Store(path)
-    if step > store.steps or step < 0:
+def _check_options(
+    path: Path, step: int, manifest: Manifest, plan: Plan, dtype: DType, snapshot_every: int | None
+) -> None:  # fmt: skip
+    if not 0 <= step <= manifest.steps:
         raise ResumeError(
-            f"cannot resume at step {step}: the memory at {path} holds complete steps up to {store.steps}. Start "
-            f"from a checkpoint of step {store.steps} or before; call tape.flush() before you save one."
+            f"cannot resume at step {step}: the memory at {path} holds complete steps up to {manifest.steps}. Start "
+            f"from a checkpoint of step {manifest.steps} or before; call tape.flush() before you save one."
         )
-    manifest = store.manifest
     for what, mine, theirs in (
-        ("layers", plan.layers, manifest.layers),
-        ("parameters", plan.parameters, manifest.parameters),
-        ("dtype", dtype, manifest.dtype),
+        ("other layers", plan.layers, manifest.layers),
+        ("other parameters", plan.parameters, manifest.parameters),
+        ("another dtype", dtype, manifest.dtype),
+        ("another snapshot_every", snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
     ):
         if mine != theirs:
             raise ResumeError(
-                f"cannot resume: the {what} are not those of the memory at {path} ({_difference(mine, theirs)})."
+                f"cannot resume: the memory at {path} was recorded with {what} ({_difference(mine, theirs)})."
             )
-    _check_state(store, step, plan, optimizers)
-    cut = [_cut(store, shard, step) for shard in manifest.shards if shard.first <= step < shard.last]
-    shorter = manifest.upto(step, *cut)
-    shorter.save(path)
-    _remove_unlisted(path, shorter)
-    return shorter
+
+
+def _upto(manifest: Manifest, step: int) -> tuple[Shard, ...]:
+    """The shards up to the end of the one in which a step lies: what came later may be gone or broken."""
+    end = max((shard.last for shard in manifest.shards if shard.first <= step), default=0)
+    return tuple(shard for shard in manifest.shards if shard.first <= end)
 
 
 def _difference(mine: object, theirs: object) -> str:
@@ -73,44 +106,32 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
             kept_tensor = store.snapshot(name, step)
         except HorizonError:
             continue
-        if not torch.equal(kept_tensor, tensor.detach().cpu()):
+        if not same_bits(tensor, kept_tensor):
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
-
-
-def buffers(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimisers' own buffers (momentum) of the model's parameters, by name."""
-    names = {id(tensor): name for name, tensor in plan.tensors.items()}
-    out = {}
-    for optimizer, rule in zip(optimizers, plan.rules, strict=True):
-        for parameter, state in optimizer.state.items():
-            if rule and rule.buffer and state.get(rule.buffer) is not None and id(parameter) in names:
-                out[names[id(parameter)]] = state[rule.buffer]
-    return out
 
 
 def _cut(store: Store, shard: Shard, step: int) -> Shard:
     """The part of a shard up to a step; its files stay as they are, only the manifest counts less of them."""
-    first = sum(s.visits for s in store.manifest.shards if s.number < shard.number)
-    visits = store.visits.slice(first, shard.visits)
-    slots = {}
-    for layer in shard.slots:
-        calls = store.calls(layer)
-        inside = (calls.step >= shard.first) & (calls.step <= step)
-        slots[layer] = int(np.sum(calls.rows[inside]))
-    return replace(shard, last=step, visits=int(np.sum(visits["step"].to_numpy() <= step)), slots=slots, cut=True)
+    calls, visits = store.lines(shard, "calls"), store.lines(shard, "visits")
+    assert calls is not None
+    inside = calls["step"].to_numpy() <= step
+    layers, rows = calls["layer"].to_numpy(zero_copy_only=False)[inside], calls["rows"].to_numpy()[inside]
+    return replace(
+        shard,
+        last=step,
+        visits=0 if visits is None else int(np.sum(visits["step"].to_numpy() <= step)),
+        slots={layer: int(rows[layers == layer].sum()) for layer in shard.slots},
+    )
 
 
-def remove_memory(path: Path) -> None:
-    """Remove the files of a memory, and nothing else that lies in the folder."""
-    (path / "manifest.json").unlink(missing_ok=True)
-    (path / "init.safetensors").unlink(missing_ok=True)
-    for part in PARTS:
-        shutil.rmtree(path / part, ignore_errors=True)
-
-
-def _remove_unlisted(path: Path, manifest: Manifest) -> None:
-    listed = {name for shard in manifest.shards for name in shard.files}
-    for part in PARTS:
-        for file in (path / part).glob("*"):
-            if f"{part}/{file.name}" not in listed:
-                file.unlink()
+def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
+    """A shard that keeps the rest as it stands now, where it changed since anybody looked at it."""
+    changed = {
+        f"{name}@{step}": [tensor.detach().cpu()]
+        for name, tensor in plan.rest.items()
+        if not same_bits(tensor, store.last_kept(name, step))
+    }
+    if not changed:
+        return []
+    file = f"snapshots/{number:06d}.safetensors"
+    return [Shard(number, step, step, visits=0, slots={}, files={file: write_tensors(store.path / file, changed)})]

@@ -26,7 +26,7 @@ class Samples:
         buffer = state.get(rule.buffer) if rule and rule.buffer else None
         return self._last[name], b"" if buffer is None else sampled_bytes(buffer, self._entries[name])
 
-    def check(self, names: Iterable[str], mark: Callable[[str, str, str], None]) -> None:
+    def check(self, names: Iterable[str], mark: Callable[[str, str, str, int], None], step: int) -> None:
         """Mark a parameter that something other than the optimiser's step changed. Looks at one of them each time."""
         names = list(names)
         self._turn += 1
@@ -37,4 +37,5 @@ class Samples:
                     name,
                     "it was changed outside the optimiser's step (an edit, a clamp, a loaded checkpoint?): the memory "
                     "does not hold that change",
+                    step,
                 )

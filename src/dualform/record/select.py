@@ -1,6 +1,6 @@
 """Which linear layers are recorded, and which are refused by name because they could not be explained exactly."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -24,16 +24,16 @@ def select(
     chosen = _chosen(model, linear, layers)
     attention = {id(m.out_proj): name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)}
     embeddings = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    left_out = {id(module.weight) for name, module in linear.items() if kept(name) == "nothing"}
+    left_out = {_identity(module) for name, module in linear.items() if kept(name) == "nothing"}
     selected = []
     for name in chosen:
         module, inside = linear[name], attention.get(id(linear[name]))
-        if id(module.weight) in left_out or (inside and kept(inside) == "nothing"):
+        if _identity(module) in left_out or (inside and kept(inside) == "nothing"):
             continue
         trained = any(id(p) in optimised for p in module.parameters(recurse=False))
         if layers is None and (_computed(module) or not trained) and not inside:
             continue  # a part of the rest, like any layer that nothing explains
-        if reason := _refusal(name, module, inside, embeddings.get(id(module.weight))):
+        if reason := _refusal(name, module, inside, embeddings.get(_identity(module))):
             raise UnsupportedLayer(reason)
         if not trained:
             raise NothingToRecord(
@@ -53,13 +53,18 @@ def _chosen(model: nn.Module, linear: Mapping[str, nn.Linear], layers: Iterable[
                 f"cannot record layer '{name}': the linear layers of this {type(model).__name__} are {list(linear)}. "
                 "Pass one of these names."
             )
-    weights = {id(linear[name].weight) for name in named}  # a tied weight is one layer: all its modules belong to it
-    return [name for name, module in linear.items() if id(module.weight) in weights]
+    same = {_identity(linear[name]) for name in named}  # a tied weight is one layer: all its modules belong to it
+    return [name for name, module in linear.items() if _identity(module) in same]
 
 
 def _computed(module: nn.Linear) -> bool:
     """Whether the weight is made from other parameters (weight or spectral norm) instead of being one."""
     return is_parametrized(module) or "weight" not in module._parameters
+
+
+def _identity(module: nn.Linear) -> int:
+    """What tells layers apart. A computed weight is a new one at each look, and spectral norm goes on by looking."""
+    return id(module) if _computed(module) else id(module.weight)
 
 
 def _refusal(name: str, module: nn.Linear, attention: str | None, embedding: str | None) -> str | None:
@@ -99,3 +104,20 @@ def keep_of(model: nn.Module, keep: Keep | Mapping[str, Keep]) -> Callable[[str]
         if value not in KEEPS:
             raise QueryError(f"keep={value!r} is not known; choose one of {list(KEEPS)}.")
     return lambda name: table.get(name, default)
+
+
+def axis_of(model: nn.Module, batch_dim: int | Mapping[str, int]) -> Callable[[Sequence[str]], int]:
+    """The axis that counts examples, for the modules that share a weight."""
+    table: Mapping[str, int] = {} if isinstance(batch_dim, int) else batch_dim
+    default = batch_dim if isinstance(batch_dim, int) else 0
+    linear = linear_layers(model)
+    for name in table:
+        if name not in linear:
+            raise LayerNotFound(
+                f"batch_dim names the layer '{name}', but the linear layers of this {type(model).__name__} are "
+                f"{list(linear)}. Pass one of these names."
+            )
+    for axis in (default, *table.values()):
+        if axis < 0:
+            raise QueryError(f"batch_dim={axis} must not be negative: count the axes of the input from the front.")
+    return lambda names: next((table[name] for name in names if name in table), default)

@@ -1,8 +1,7 @@
 """Where complete steps wait for the writer: they are collected into shards of some megabytes, or of a minute."""
 
-import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +9,27 @@ import numpy as np
 from torch import Tensor
 
 from dualform.errors import NonFiniteGradient
-from dualform.memory import Arena, CallRows, ParameterStep, Pending, Writer, all_finite
+from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
 from dualform.types import Transition
 
+from .audit import Found, audit
 from .gradients import Follower, Pass
 from .marks import Marks
 from .notes import Notes
 from .passes import Passes
 from .plan import Plan
-from .proof import Proof
+from .proof import Proof, Used
 from .rest import Rest
-from .stage import Slots
+from .stage import Run, Slots
 
 SHARD_BYTES = 32 << 20
 SHARD_SECONDS = 60.0
+
+DIGEST_BYTES, DIGEST_STEPS = 16 << 20, 64
+"""After so much the waiting steps are looked through."""
+
+CHOICE_LASTS = 8
+"""Digests after which other entries of the gradients are watched."""
 
 
 @dataclass(slots=True)
@@ -49,24 +55,32 @@ class Shelf:
         self.plan, self.passes, self.notes, self.rest = plan, passes, notes, rest
         self.marks, self.proof, self.writer = marks, proof, writer
         self.visit = writer.manifest.visits
-        self._pool: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        self._arena = Arena()
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
+        self._digests = 0
+        self._broken: NonFiniteGradient | None = None
         self._fresh()
 
     def add(self, step: int, moved: Sequence[Moved]) -> None:
         """Take a complete step."""
-        used = list({id(s): (s, p) for each in reversed(moved) for p in each.passes for s in p.slots}.values())
-        lines = []
-        for slots, _ in used:
-            if slots.batch.visit < 0:
-                lines.append(self._number_visits(slots, step))
-            slots.batch.done = True
-        self._steps.append((step, moved, used))
-        self.pending.add(step, lines, self.rest.changed(step) if self.rest.due(step) else {})
-        if self.passes.full:
+        for each in moved:
+            for added in each.passes:
+                for slots in added.slots:
+                    slots.batch.done = True
+        self._steps.append((step, moved))
+        self.pending.last = step
+        if self.rest.due(step):
+            self.pending.keep(self.rest.changed(step))
+        taken = self.passes.bytes
+        if taken - self._digested >= DIGEST_BYTES or len(self._steps) >= DIGEST_STEPS:
             self._digest()
-        if self.pending.nbytes >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS:
+        if taken + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS:
             self.hand_over()
+
+    def stands_at(self) -> int:
+        """The step that the memory stands at if recording ends now: all steps, unless weights are not finite."""
+        finite = all(all_finite(self.plan.tensors[name]) for name in self.plan.explained)
+        return self.marks.step if finite else self.pending.first - 1
 
     def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors whole, as they stand after a step."""
@@ -77,15 +91,19 @@ class Shelf:
     def hand_over(self) -> None:
         """Give the complete steps to the writer; waits while the disk is behind."""
         shard = self.pending
+        if self._broken:
+            raise self._broken
         if not shard.last:
             return
-        self._digest()
         self._look_for_nan(shard)
+        self._digest()
+        shard.slots = {
+            layer: [run.rows(begin, end) for run, begin, end in stretches]
+            for layer, stretches in self._stretches.items()
+        }
         shard.keep(self.rest.changed(shard.last))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         shard.certificate = self.proof.certificate(self.plan.tensors)
-        if not self.passes.waiting:  # else slots of a step to come lie in the same buffers
-            shard.arena = self.passes.arena
         self.writer.put(shard)
         self._fresh()
 
@@ -97,49 +115,56 @@ class Shelf:
     def _fresh(self) -> None:
         self._number += 1
         self._since = time.monotonic()
-        self._steps: list[tuple[int, Sequence[Moved], Sequence[tuple[Slots, Pass]]]] = []
-        self.passes.arena = Arena(self._pool)
+        self._digested = 0
+        self._steps: list[tuple[int, Sequence[Moved]]] = []
+        self._stretches: dict[str, list[tuple[Run, int, int]]] = {}
+        if self.passes.waiting:  # slots of a step to come lie in the same buffers
+            self._arena = Arena()
+        self._arena.clear()
+        self.passes.renew(self._arena)
         self.pending = Pending(number=self._number, first=self.marks.step + 1)
 
-    def _number_visits(self, slots: Slots, step: int) -> Mapping[str, Any]:
-        """Give the examples of a batch their visits, the first time a step uses them."""
-        batch, axis = slots.batch, slots.layer.batch_dim
-        if batch.size is None:
-            batch.size = slots.leading[axis if axis < len(slots.leading) else 0]
-        first, self.visit = self.visit, self.visit + batch.size
-        return batch.number(first, step)
+    # ------------------------------------------------------------------------------------------------- what could wait
 
     def _digest(self) -> None:
-        """Do what could wait: encode the slots, compare the gradients, find the scale of each step."""
-        lines, rows = [], []
-        for step, moved, used in self._steps:
-            scales = self._scales(moved)
-            lines += [(step, _line(each, scale)) for each, scale in zip(moved, scales, strict=True)]
-            of_pass = {id(p): scale for each, scale in zip(moved, scales, strict=True) for p in each.passes}
-            rows += [(step, slots, p.factor / of_pass[id(p)]) for slots, p in used if p.factor and of_pass[id(p)]]
-        self._steps = []
-        self.passes.digest()
-        self._refuse_nan(rows)
-        self.proof.take(lines, rows)
-        for step, line in lines:
-            self.pending.move(step, line)
-        for step, slots, factor in rows:
-            self.pending.place(step, self._placed(slots, factor))
+        """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
+        steps, self._steps = self._steps, []
+        found = self._audit(steps)
+        lines: list[tuple[int, ParameterStep]] = []
+        used: list[Used] = []
+        for step, moved in steps:
+            here = [found[step, each.follower] for each in moved]
+            lines += [(step, _line(each, scale)) for each, scale in zip(moved, _scales(here), strict=True)]
+            used += [Used(step, *each) for each in _factors(moved, here)]
+        self.proof.take(lines, used)
+        self.pending.steps += lines
+        for each in used:
+            self.pending.calls.append(self._call(each))
+            self._place(each.slots)
+        self._digested = self.passes.bytes
+        self._digests += 1
+        if self._digests % CHOICE_LASTS == 0:
+            for follower in self.passes.followers.values():
+                follower.look_elsewhere()
 
-    @staticmethod
-    def _scales(moved: Sequence[Moved]) -> list[float]:
-        """The gradient scale of each parameter; where all watched entries are zero, that of the others."""
-        found = [each.follower.resolve(each.passes) if each.passes else 1.0 for each in moved]
-        known = [scale for scale, each in zip(found, moved, strict=True) if scale is not None and each.passes]
-        common = float(np.median(known)) if known else 1.0
-        for each, scale in zip(moved, found, strict=True):
-            if scale is None:
-                each.follower.resolve(each.passes, common)
-        return [common if scale is None else scale for scale in found]
+    def _audit(self, steps: Iterable[tuple[int, Sequence[Moved]]]) -> dict[tuple[int, Follower], Found]:
+        by_follower: dict[Follower, list[tuple[int, Sequence[Pass]]]] = {}
+        for step, moved in steps:
+            for each in moved:
+                by_follower.setdefault(each.follower, []).append((step, each.passes))
+        found = {}
+        for follower, passes in by_follower.items():
+            numbers = [step for step, _ in passes]
+            results = audit(follower, numbers, [some for _, some in passes], self.marks)
+            found |= {(step, follower): result for step, result in zip(numbers, results, strict=True)}
+        return found
 
-    def _placed(self, slots: Slots, factor: float) -> CallRows:
-        """The rows of a call with their visits, if its leading axes tell which."""
+    def _call(self, used: Used) -> Call:
+        """A call with the visits of its rows, if its leading axes tell which."""
+        slots = used.slots
         leading, axis, batch = slots.leading, slots.layer.batch_dim, slots.batch
+        if batch.visit < 0:
+            self.pending.visits.append(self._number_visits(slots, used.step))
         visit, size, stride = -1, 1, 1
         if axis < len(leading) and leading[axis] == batch.size:
             visit, size = batch.visit, leading[axis]
@@ -151,38 +176,57 @@ class Shelf:
                 slots.layer.name,
                 f"its input has the leading axes {leading} where the batch has {batch.size} examples, so its slots "
                 "cannot be told apart by visit; pass batch_dim= if another axis counts the examples",
+                used.step,
             )
-        return CallRows(
-            slots.layer.name,
-            slots.module,
-            slots.number,
-            visit,
-            size,
-            stride,
-            factor,
-            *slots.run.rows(slice(slots.begin, slots.end)),
-        )
+        rows = slots.end - slots.begin
+        return Call(
+            slots.layer.name, slots.module, used.step, slots.number, rows, visit, size, stride, used.factor,
+            used.bias_factor,
+        )  # fmt: skip
 
-    def _refuse_nan(self, rows: Sequence[tuple[int, Slots, float]]) -> None:
-        for step, slots, _ in rows:
-            if not slots.run.is_finite(slice(slots.begin, slots.end)):
-                first = self.pending.first
-                self._fresh()
-                raise NonFiniteGradient(
-                    f"the errors or inputs of layer '{slots.layer.name}' held NaN or infinity at step {step}. The "
-                    f"memory stands at step {first - 1}. Lower the learning rate, clip the gradient, or look at the "
-                    "batch."
-                )
+    def _place(self, slots: Slots) -> None:
+        """Rows that lie one below the other stay together."""
+        stretches = self._stretches.setdefault(slots.layer.name, [])
+        if stretches and stretches[-1][0] is slots.run and stretches[-1][2] == slots.begin:
+            stretches[-1] = slots.run, stretches[-1][1], slots.end
+        else:
+            stretches.append((slots.run, slots.begin, slots.end))
+
+    def _number_visits(self, slots: Slots, step: int) -> Mapping[str, Any]:
+        """Give the examples of a batch their visits, the first time a step uses them."""
+        batch, axis = slots.batch, slots.layer.batch_dim
+        if batch.size is None:
+            batch.size = slots.leading[axis if axis < len(slots.leading) else 0]
+        first, self.visit = self.visit, self.visit + batch.size
+        return batch.number(first, step)
 
     def _look_for_nan(self, shard: Pending) -> None:
         bad = [name for name in self.plan.explained if not all_finite(self.plan.tensors[name])]
         if bad:
-            self._fresh()
-            raise NonFiniteGradient(
+            self._broken = NonFiniteGradient(
                 f"'{bad[0]}' holds NaN or infinity: a gradient between step {shard.first} and step {shard.last} did. "
                 f"The memory stands at step {shard.first - 1}. Lower the learning rate, clip the gradient, or look at "
                 "the batches."
             )
+            raise self._broken
+
+
+def _scales(found: Sequence[Found]) -> list[float]:
+    """The gradient scale of each parameter; where all watched entries were zero, that of the others."""
+    known = [each.scale for each in found if each.scale is not None and each.factors]
+    common = float(np.median(known)) if known else 1.0
+    return [common if each.scale is None else each.scale for each in found]
+
+
+def _factors(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple[Slots, float, float]]:
+    """The slots that a step used up, and what they count for in the gradients of weight and bias."""
+    used: dict[int, tuple[Slots, list[float]]] = {}
+    for each, about in zip(moved, found, strict=True):
+        for added, factor in zip(each.passes, about.factors, strict=True):
+            for slots in added.slots:
+                _, factors = used.setdefault(id(slots), (slots, [0.0, 0.0]))
+                factors[0 if each.follower.name == slots.layer.weight else 1] = factor
+    return [(slots, weight, bias) for slots, (weight, bias) in used.values()]
 
 
 def _line(moved: Moved, scale: float) -> ParameterStep:

@@ -1,6 +1,10 @@
-"""Where copies of inputs and errors wait to be encoded: a few thousand rows of each layer, one below the other."""
+"""Where slots wait for their step: copies of inputs and errors, in the precision of the memory, as they come.
 
-from dataclasses import dataclass
+They are encoded in the backward pass itself, while they still lie in the processor's cache: later they would have to be
+fetched from memory a second time.
+"""
+
+import weakref
 
 import numpy as np
 import torch
@@ -9,150 +13,109 @@ from torch import Tensor
 from dualform.memory import STORED, Arena, Encoded, encode_into
 from dualform.types import DType, LayerInfo
 
-from .gradients import Entries
 from .notes import Batch
 
-ROWS, BYTES = 1024, 12 << 20
-"""A stage has room for so many rows, and all stages are emptied when they hold so many bytes."""
+ROWS, ROOM = 1024, 2 << 20
+"""A run has room for so many rows, or for so many bytes."""
 
 
 class Slots:
-    """The slots of one call: where their copies lie, and once encoded what goes to the disk."""
+    """The slots of one call, and where they lie."""
 
-    __slots__ = ("batch", "begin", "end", "eps", "layer", "leading", "module", "number", "run", "sheet")
+    __slots__ = (
+        "__weakref__", "batch", "begin", "end", "eps", "finite", "layer", "leading", "module", "number", "run",
+    )  # fmt: skip
 
     def __init__(self, layer: LayerInfo, module: str, leading: tuple[int, ...], batch: Batch, number: int) -> None:
         self.layer, self.module, self.batch, self.number = layer, module, batch, number
         self.leading = leading or (1,)  # a single row counts as a batch of one
-        self.sheet: Sheet
         self.run: Run
         self.begin = self.end = 0
         self.eps = 0.0
+        self.finite = True
 
 
 class Run:
-    """A sheet as it goes to the disk. Exponents are there once a row needs one."""
+    """Rows of a layer as they go to the disk, one call below the other."""
 
-    def __init__(self, keys: Tensor, errors: Tensor | None) -> None:
-        self.keys, self.errors = keys, errors
-        self.key_exponents: np.ndarray | None = None
-        self.error_exponents: np.ndarray | None = None
-        self.finite = True
+    def __init__(self, layer: LayerInfo, rows: int, dtype: torch.dtype, arena: Arena) -> None:
+        self.room, self.used = rows, 0
+        self.keys = arena.room((rows, layer.d_in), dtype)
+        self.errors = arena.room((rows, layer.d_out), dtype) if layer.keep == "slots" else None
+        self._key_exponents = np.zeros(rows, np.int16)
+        self._error_exponents = np.zeros(rows, np.int16)
+        self._users: list[weakref.ref[Slots]] = []
 
-    def fill(self, sheet: "Sheet") -> None:
-        """Encode a sheet."""
-        cut = slice(0, sheet.used)
-        self.key_exponents, self.finite = encode_into(self.keys, sheet.keys[cut], scaled=False)
+    def put(self, slots: Slots, key: Tensor, error: Tensor) -> None:
+        """Copy the rows of a call."""
+        begin, end = self.used, self.used + len(key)
+        slots.run, slots.begin, slots.end = self, begin, end
+        slots.eps = max(torch.finfo(key.dtype).eps, torch.finfo(error.dtype).eps)
+        slots.finite = encode_into(self.keys[begin:end], self._key_exponents[begin:end], _plain(key), scaled=False)
         if self.errors is not None:
-            self.error_exponents, good = encode_into(self.errors, sheet.errors[cut], scaled=True)
-            self.finite = self.finite and good
+            exponents = self._error_exponents[begin:end]
+            slots.finite &= encode_into(self.errors[begin:end], exponents, _plain(error), scaled=True)
+        self.used = end
+        self._users.append(weakref.ref(slots))
 
-    def is_finite(self, cut: slice) -> bool:
-        """Whether some rows are finite."""
-        rows = [t[cut] for t in (self.keys, self.errors) if t is not None]
-        return self.finite or all(bool(torch.isfinite(t).all()) for t in rows)
+    def forgotten(self) -> bool:
+        """Whether nobody needs its rows any more: their passes never came to a step."""
+        return not any(user() for user in self._users)
 
-    def key_columns(self, which: np.ndarray) -> np.ndarray:
-        """Some columns of the keys as they are stored, in float64."""
-        return _columns(self.keys, self.key_exponents, which)
+    def clear(self) -> None:
+        """Begin again from the top."""
+        self.used, self._users = 0, []
+        self._key_exponents[:] = 0
 
-    def error_columns(self, which: np.ndarray) -> np.ndarray:
-        """Some columns of the errors as they are stored, in float64."""
-        assert self.errors is not None
-        return _columns(self.errors, self.error_exponents, which)
-
-    def rows(self, cut: slice) -> tuple[Encoded, Encoded | None]:
+    def rows(self, begin: int, end: int) -> tuple[Encoded, Encoded | None]:
         """Some rows as they go to the disk."""
+        keys = _encoded(self.keys, self._key_exponents, begin, end)
+        return keys, None if self.errors is None else _encoded(self.errors, self._error_exponents, begin, end)
 
-        def some(values: Tensor, exponents: np.ndarray | None) -> Encoded:
-            return Encoded(values[cut], None if exponents is None else torch.from_numpy(exponents[cut]))
+    def key_columns(self, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Some columns of some keys as they are stored, in float64."""
+        return _columns(self.keys, self._key_exponents, rows, which)
 
-        errors = None if self.errors is None else some(self.errors, self.error_exponents)
-        return some(self.keys, self.key_exponents), errors
-
-
-@dataclass
-class Sheet:
-    """Rows of keys and errors, filled from the top."""
-
-    keys: Tensor
-    errors: Tensor
-    used: int = 0
+    def error_columns(self, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Some columns of some errors as they are stored, in float64."""
+        assert self.errors is not None
+        return _columns(self.errors, self._error_exponents, rows, which)
 
 
 class Stage:
-    """The copies of one layer."""
+    """The run that a layer is filling."""
 
-    def __init__(self, layer: LayerInfo) -> None:
-        self.layer = layer
-        self.sheets: list[Sheet] = []
-        self.slots: list[Slots] = []
+    def __init__(self, layer: LayerInfo, dtype: DType) -> None:
+        self.layer, self.dtype = layer, STORED[dtype]
+        self.row_bytes = (layer.d_in + layer.d_out) * self.dtype.itemsize
+        self.run: Run | None = None
 
-    def put(self, slots: Slots, key: Tensor, error: Tensor) -> int:
-        """Copy the rows of a call; returns how many bytes that took."""
-        rows = key.numel() // key.shape[-1]
-        sheet = self._sheet(rows, torch.promote_types(key.dtype, torch.float32))
-        slots.sheet, slots.begin, slots.end = sheet, sheet.used, sheet.used + rows
-        sheet.used += rows
-        cut = slice(slots.begin, slots.end)
-        sheet.keys[cut].copy_(key.reshape(rows, -1))
-        sheet.errors[cut].copy_(error.detach().reshape(rows, -1))
-        slots.eps = max(torch.finfo(key.dtype).eps, torch.finfo(error.dtype).eps)
-        self.slots.append(slots)
-        return rows * (self.layer.d_in + self.layer.d_out) * sheet.keys.element_size()
+    def put(self, slots: Slots, key: Tensor, error: Tensor, arena: Arena) -> int:
+        """Copy the rows of a call; returns how many bytes they take."""
+        run = self.run
+        if run is None or run.used + len(key) > run.room:
+            run = self.run = self._next(len(key), arena)
+        run.put(slots, key, error)
+        return len(key) * self.row_bytes
 
-    def _sheet(self, rows: int, dtype: torch.dtype) -> Sheet:
-        if self.sheets:
-            last = self.sheets[-1]
-            if last.used + rows <= len(last.keys) and last.keys.dtype == dtype:
-                return last
-        size = max(ROWS, rows)
-        fresh = Sheet(torch.empty(size, self.layer.d_in, dtype=dtype), torch.empty(size, self.layer.d_out, dtype=dtype))
-        self.sheets.append(fresh)
-        return fresh
-
-    def products(self, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-        """For each call the watched entries of EᵀX, and the size of the terms that they are added up from."""
-        found = []
-        for sheet in filter(_used, self.sheets):
-            begins = [slots.begin for slots in self.slots if slots.sheet is sheet]
-            e = sheet.errors.numpy()[: sheet.used, entries.rows].astype(np.float64)
-            x = (
-                None
-                if entries.columns is None
-                else sheet.keys.numpy()[: sheet.used, entries.columns].astype(np.float64)
-            )
-            with np.errstate(invalid="ignore", over="ignore"):  # a step that is skipped may hold infinities
-                terms = e if x is None else (e[:, :, None] * x[:, None, :]).reshape(len(e), -1)
-                found.append((np.add.reduceat(terms, begins), np.add.reduceat(np.abs(terms), begins)))
-        totals, sizes = zip(*found, strict=True)
-        return np.concatenate(totals), np.concatenate(sizes)
-
-    def encode(self, dtype: DType, arena: Arena) -> None:
-        """Turn all copies into what goes to the disk (and spoil them)."""
-        for sheet in filter(_used, self.sheets):
-            run = self._run(sheet.used, STORED[dtype], arena)
-            run.fill(sheet)
-            for slots in self.slots:
-                if slots.sheet is sheet:
-                    slots.run = run
-
-    def _run(self, rows: int, dtype: torch.dtype, arena: Arena) -> "Run":
-        keep = self.layer.keep == "slots"
-        errors = arena.room((rows, self.layer.d_out), dtype) if keep else None
-        return Run(arena.room((rows, self.layer.d_in), dtype), errors)
-
-    def clear(self) -> None:
-        """Use the first sheet again, forget the others."""
-        self.slots, self.sheets = [], self.sheets[:1]
-        for sheet in self.sheets:
-            sheet.used = 0
+    def _next(self, rows: int, arena: Arena) -> Run:
+        if self.run is not None and rows <= self.run.room and self.run.forgotten():
+            self.run.clear()
+            return self.run
+        return Run(self.layer, max(rows, min(ROWS, ROOM // self.row_bytes)), self.dtype, arena)
 
 
-def _used(sheet: Sheet) -> bool:
-    return sheet.used > 0
+def _plain(rows: Tensor) -> Tensor:
+    """In memory, and precise enough to compute with."""
+    return rows if rows.dtype in (torch.float32, torch.float64) and rows.is_cpu else rows.float().cpu()
 
 
-def _columns(values: Tensor, exponents: np.ndarray | None, which: np.ndarray) -> np.ndarray:
-    found = values[:, torch.from_numpy(which)].double().numpy()
-    return found if exponents is None else np.ldexp(found, exponents[:, None])
+def _encoded(values: Tensor, exponents: np.ndarray, begin: int, end: int) -> Encoded:
+    some = exponents[begin:end]
+    return Encoded(values[begin:end], torch.from_numpy(some) if some.any() else None)
+
+
+def _columns(values: Tensor, exponents: np.ndarray, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
+    found = torch.from_numpy(values.numpy()[rows].take(which, axis=1)).double().numpy()
+    powers = exponents[rows]
+    return np.ldexp(found, powers[:, None]) if powers.any() else found

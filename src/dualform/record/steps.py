@@ -1,11 +1,10 @@
 """From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, optim
 
 from dualform.errors import NonFiniteGradient
@@ -28,8 +27,9 @@ class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
     def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
-        self.plan, self.passes, self.notes = plan, passes, notes
+        self.plan, self.notes = plan, notes
         self.samples, self.marks, self.shelf = samples, marks, shelf
+        self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._staged: list[Moved] | None = None
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
@@ -68,36 +68,49 @@ class Steps:
             settings = {key: float(group[key]) for key in rule.reads} if rule else {}
             for parameter in group["params"]:
                 self.plan.optimised.add(id(parameter))
-                follower = self.passes.followers.get(self.passes.names.get(id(parameter), ""))
+                follower = self._followers.get(id(parameter))
                 if follower is None:
                     continue
-                grad = parameter.grad
-                if grad is None:
+                if parameter.grad is None:
                     follower.passes = []
                     continue
-                self._look_at(follower, grad)
+                self._look_at(follower, parameter.grad)
                 transition = rule.transition(group, optimizer.state.get(parameter, {})) if rule else None
                 staged.append(Moved(follower, follower.passes, transition, settings, inner))
-        for batch in {id(s.batch): s.batch for each in staged for p in each.passes for s in p.slots}.values():
-            self.notes.check(batch)
-        self.samples.check([each.follower.name for each in staged], self.marks)
+        self._look_at_slots(staged)
+        self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
         self._staged = staged
 
     def _look_at(self, follower: Follower, grad: Tensor) -> None:
-        finite = math.isfinite(float(follower.read(grad).sum())) if follower.entries is not None else True
-        if not finite or (grad.numel() <= LOOKED_AT and not _finite(grad)):
-            step = self.marks.step
-            raise NonFiniteGradient(
-                f"the gradient of '{follower.name}' holds NaN or infinity at step {step + 1}; the step was not taken. "
-                f"The memory stands at step {step}. Lower the learning rate, clip the gradient, or look at the batch."
-            )
+        finite = follower.entries is None or bool(np.isfinite(follower.read(grad)).all())
+        if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
+            raise self._not_finite(f"the gradient of '{follower.name}' holds")
         if not follower.passes and bool(grad.any()):
             self.marks(
                 "without-slots",
                 follower.name,
                 "it has a gradient, but no recorded call of its layer made it (functional use of the weight, or a "
                 "gradient left over from before?): the memory misses this part",
+                self.marks.step + 1,
             )
+
+    def _look_at_slots(self, staged: Sequence[Moved]) -> None:
+        batches = {}
+        for each in staged:
+            for added in each.passes:
+                for slots in added.slots:
+                    batches[id(slots.batch)] = slots.batch
+                    if not slots.finite:
+                        raise self._not_finite(f"the inputs or errors of layer '{slots.layer.name}' hold")
+        for batch in batches.values():
+            self.notes.check(batch)
+
+    def _not_finite(self, what: str) -> NonFiniteGradient:
+        step = self.marks.step
+        return NonFiniteGradient(
+            f"{what} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
+            f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
+        )
 
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         staged, self._staged = self._staged, None
@@ -109,9 +122,3 @@ class Steps:
             each.sample, each.buffer_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes = []
         self.shelf.add(self.marks.step, staged)
-
-
-def _finite(grad: Tensor) -> bool:
-    if grad.device.type == "cpu" and grad.dtype in (torch.float32, torch.float64):
-        return math.isfinite(float(grad.detach().numpy().sum()))
-    return all_finite(grad)

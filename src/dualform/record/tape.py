@@ -3,29 +3,28 @@
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
 from rich.console import Console
 from torch import nn, optim
 
-from dualform.errors import DualformError, DualformWarning, MemoryExists, MemoryLocked, QueryError
-from dualform.memory import STORED, Manifest, Store, Writer, write_tensors
+from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
+from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, refuse_foreign
 from dualform.rules import Rule
 from dualform.types import DType, Keep
 
+from .begin import begin_at
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
 from .passes import Passes
 from .plan import Plan, make_plan
 from .proof import Proof
-from .rest import Rest, auto_interval
-from .resume import buffers, remove_memory, resume_at
+from .rest import Rest
+from .resume import resume_at
 from .samples import Samples
 from .shelf import Shelf
 from .steps import Steps
@@ -77,8 +76,11 @@ def record(
     optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
     if dtype not in STORED:
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
+    if snapshot_every is not None and snapshot_every < 1:
+        raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
+    at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     plan = make_plan(model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
-    return Tape(plan, optimizers, Options(Path(path), dtype, resume, overwrite, snapshot_every, progress))
+    return Tape(plan, optimizers, Options(Path(path), dtype, at, overwrite, snapshot_every, progress))
 
 
 class Tape:
@@ -87,6 +89,9 @@ class Tape:
     def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options) -> None:
         self.plan, self.optimizers, self.options = plan, optimizers, options
         self.path = options.path
+        self._marks = Marks((), options.resume or 0)
+        self._handles: list[Any] = []
+        self._running = False
 
     @property
     def step(self) -> int:
@@ -98,82 +103,62 @@ class Tape:
 
         Call it before the forward pass of each batch, with the same columns every time.
         """
+        self._need_running()
         self._notes.note(columns)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk. Call it before you save a checkpoint."""
+        self._need_running()
         self._shelf.flush()
 
     def __enter__(self) -> "Tape":
-        self._lock = self._acquire()
-        try:
+        with ExitStack() as undo:
+            if self.options.resume is None:
+                refuse_foreign(self.path)
+            else:
+                load_manifest(self.path)  # before a folder is made
+            undo.callback(claim(self.path).release)
             manifest = self._begin()
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step)
             self._notes = Notes(manifest.columns if manifest.shards else None)
-            self._followers = {name: Follower(name, plan.parameter(name), self._marks) for name in plan.followed}
-            self._passes = Passes(plan, self.options.dtype, self._followers, self._notes)
+            followers = {name: Follower(name, plan.parameter(name)) for name in plan.followed}
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes)
             rest = Rest(plan.rest, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained})
-            self._writer = Writer(self.path, manifest)
             proof = Proof(plan, Store(self.path), step)
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, self._marks, proof, self._writer)
-            if step and manifest.snapshot_every > 1:
-                self._shelf.keep(step, plan.rest)
+            writer = Writer(self.path, manifest)
+            undo.callback(writer.stop)
+            self._shelf = Shelf(plan, self._passes, self._notes, rest, self._marks, proof, writer)
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
-            self._handles = self._passes.hook() + steps.hook(self.optimizers)
-        except BaseException:
-            self._lock.release()
-            raise
-        self._say()
+            undo.callback(self._unhook)
+            self._handles += self._passes.hook()
+            self._handles += steps.hook(self.optimizers)
+            self._say()
+            self._running = True
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._unhook()
-        try:
+        with self._undo:
+            self._unhook()
             if kind is None:
                 self._close()
             else:
                 self._save_what_is_complete()
-        finally:
-            self._writer.stop()
-            self._lock.release()
 
-    def _acquire(self) -> FileLock:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(self.path / ".lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise MemoryLocked(
-                f"another recording is writing to {self.path}. Wait for it to end, or choose another path."
-            ) from None
-        return lock
+    def _need_running(self) -> None:
+        if not self._running:
+            raise RecordError(
+                "nothing is being recorded at this moment. Use the tape inside its with-block: "
+                "with dualform.record(model, optimizer, path) as tape: …"
+            )
 
     def _begin(self) -> Manifest:
-        options, plan = self.options, self.plan
-        if options.resume is not None:
-            return resume_at(self.path, options.resume, plan, self.optimizers, options.dtype)
-        if (self.path / "manifest.json").exists() and not options.overwrite:
-            steps = Store(self.path).steps
-            raise MemoryExists(
-                f"{self.path} already holds a memory of {steps} steps. Choose another path, go on with it "
-                f"(resume={steps}) or replace it (overwrite=True)."
-            )
-        remove_memory(self.path)
-        tensors = {name: [tensor.detach().cpu()] for name, tensor in plan.tensors.items()}
-        kept = buffers(plan, self.optimizers)
-        tensors |= {f"{name}#buffer": [kept[name].detach().cpu()] for name in plan.explained if name in kept}
-        manifest = Manifest(
-            options.dtype,
-            plan.layers,
-            plan.parameters,
-            init=write_tensors(self.path / "init.safetensors", tensors),
-            snapshot_every=options.snapshot_every or auto_interval(plan.rest),
-            versions={"dualform": version("dualform"), "torch": torch.__version__},
-        )
-        manifest.save(self.path)
-        return manifest
+        path, plan, about = self.path, self.plan, self.options
+        if about.resume is None:
+            return begin_at(path, plan, self.optimizers, about.dtype, about.snapshot_every, about.overwrite)
+        return resume_at(path, about.resume, plan, self.optimizers, about.dtype, about.snapshot_every)
 
     def _say(self) -> None:
         if self.options.progress:
@@ -186,7 +171,7 @@ class Tape:
             )
 
     def _unhook(self) -> None:
-        self._passes.open = False
+        self._running = self._passes.open = False
         for handle in self._handles:
             handle.remove()
 
@@ -194,10 +179,10 @@ class Tape:
         explained = {name: self.plan.tensors[name] for name in self.plan.explained}
         if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
             self._shelf.keep(self.step, explained)
-        self.flush()
+        self._shelf.flush()
 
     def _save_what_is_complete(self) -> None:
         try:
-            self.flush()
+            self._shelf.flush()
         except DualformError as error:
             warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)

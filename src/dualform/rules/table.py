@@ -19,8 +19,8 @@ def rule_for(optimizer: torch.optim.Optimizer, taught: Mapping[type, Rule] | Non
     if rule is None:
         known = sorted(cls.__name__ for cls in table)
         raise UnsupportedOptimizer(
-            f"no rule explains the optimiser {type(optimizer).__name__}; there are rules for {known}. "
-            f"Teach it one with rules={{{type(optimizer).__name__}: Rule(...)}} (docs/rules.md), "
-            "or record keys and errors only with rules=None."
+            f"no rule explains the optimiser {type(optimizer).__name__}; there are rules for {known}. If its step is "
+            f"one scalar rule, teach it with rules={{{type(optimizer).__name__}: Rule(...)}} (docs/rules.md). Others, "
+            "like Adam, are to come later; until then record keys and errors only, with rules=None."
         )
     return rule

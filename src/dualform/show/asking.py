@@ -33,13 +33,16 @@ class Question:
 
 def see_that_they_agree(memory: Memory, model: nn.Module, file: Path) -> None:
     """Refuse weights that are not the memory's own."""
+    if memory.is_of(model):
+        return
     here, kept = memory.check(model), memory.certificate
-    if here.worst > AGREE * max(kept.worst, *kept.floor.values()):
-        raise ModelMismatch(
-            f"the weights in {file} are not the memory's at step {memory.step}: they differ by {here.worst:.1e} from "
-            f"what the memory rebuilds, and the trained ones by {kept.worst:.1e}. Leave --weights out to ask with the "
-            "memory's own, or say with --step which step the file is from."
-        )
+    if len(here) and here.worst <= AGREE * max([kept.worst, *kept.floor.values()]):
+        return
+    far = f"they differ by {here.worst:.1e} from what it rebuilds, and the trained ones by {kept.worst:.1e}"
+    raise ModelMismatch(
+        f"the weights in {file} are not the memory's at step {memory.step}: {far if len(here) else 'it kept others'}. "
+        "Leave --weights out to ask with the memory's own, or say with --step which step the file is from."
+    )
 
 
 def tell(memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: Question, say: Console) -> None:

@@ -61,13 +61,14 @@ def png(image: UInt8[Tensor, "height width"]) -> str:
     """A grey picture as a data address: ink on paper, so 255 is black."""
     height, width = image.shape
     rows = b"".join(b"\0" + bytes(255 - value for value in row) for row in image.tolist())
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    chunks = [_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows, 9)), _chunk(b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def _certificate(certificate: Certificate) -> str:

@@ -1,0 +1,54 @@
+"""The certificate: how exactly a memory explains the weights."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dualform.errors import require
+from dualform.types import Mark
+
+
+@dataclass(frozen=True)
+class Certificate(Mapping[str, float]):
+    """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
+
+    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained;
+    ``marks`` what was noticed while recording.
+    """
+
+    step: int
+    errors: Mapping[str, float]
+    floor: Mapping[str, float]
+    rest: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+    def __getitem__(self, name: str) -> float:
+        return self.errors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.errors)
+
+    def __len__(self) -> int:
+        return len(self.errors)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all parameters."""
+        return max(self.errors.values(), default=0.0)
+
+    def __str__(self) -> str:
+        lines = [f"certificate at step {self.step}: ‖W − rebuilt‖ / ‖W − W₀‖ (rounding floor of training)"]
+        lines += [f"  {name:<24} {error:.1e}  ({self.floor[name]:.1e})" for name, error in self.errors.items()]
+        if self.rest:
+            lines.append(f"  kept as snapshots, unattributed: {', '.join(self.rest)}")
+        lines += [
+            f"  ! '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}" for mark in self.marks
+        ]
+        return "\n".join(lines)
+
+    def to_pandas(self) -> Any:
+        """One line a parameter."""
+        pd = require("pandas", "pandas")
+        frame = pd.DataFrame({"error": dict(self.errors), "floor": dict(self.floor)})
+        frame.index.name = "parameter"
+        return frame

@@ -1,0 +1,70 @@
+"""Is this the network of that step? What was kept of it tells: whole tensors, or a few entries of each weight."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dualform.attend import Agreement, View, agreement, entries, explained_layers, initial_part, layer_sums
+from dualform.memory import Store, sampled_bytes, sampled_entries, samples_at
+from dualform.types import LayerInfo
+
+from .weights import explained, one_parameter
+
+
+def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
+    """Whether a model is known to be the network of a step, bit for bit.
+
+    The rest was kept whole. So were the explained weights at the beginning and the end; of the steps between a few
+    entries are known, which tell the step unless those of its neighbours are the same.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = explained(store)
+    found = [sampled_bytes(tensors[name].cpu(), sampled_entries(tensors[name].numel())) for name in names]
+    if found != _samples(store, names, step):
+        return False
+    rest = [p.name for p in store.manifest.parameters if p.kind == "rest"]
+    if not all(_same(tensors[name], store.snapshot(name, step)) for name in rest):
+        return False
+    if step == 0 or store.weights_kept_at(step):
+        return all(_same(tensors[name], store.snapshot(name, step)) for name in names)
+    beside = [other for other in (step - 1, step + 1) if other <= store.steps]
+    return all(found != _samples(store, names, other) for other in beside)
+
+
+def check_samples(store: Store, view: View) -> dict[str, Agreement]:
+    """Compare the entries that were kept at a step with those that the memory rebuilds."""
+    found = {}
+    for layer in explained_layers(store):
+        for name in layer_sums(store, layer, view.horizon):
+            info = store.parameters[name]
+            which = sampled_entries(math.prod(info.shape))
+            kept = bytearray(samples_at(store, name, view.horizon)[0])
+            actual = torch.frombuffer(kept, dtype=getattr(torch, info.dtype))
+            first = store.initial(name).reshape(-1)[torch.from_numpy(which)].double()
+            built = _entries(store, layer, name, view, which)
+            steps = int((store.schedule(name)[0] <= view.horizon).sum())
+            found[name] = agreement(actual, first.unsqueeze(1), built.unsqueeze(1), None, steps)
+    return found
+
+
+def _entries(
+    store: Store, layer: LayerInfo, name: str, view: View, which: Int[np.ndarray, " k"]
+) -> Float[Tensor, " k"]:
+    """Some entries of a parameter, rebuilt. Of a weight no others are computed."""
+    if name != layer.weight:
+        return one_parameter(store, view, name).reshape(-1)[torch.from_numpy(which)]
+    start = initial_part(store, name, view.horizon).reshape(-1)[torch.from_numpy(which)]
+    rows, columns = which // layer.d_in, which % layer.d_in
+    return start + entries(store, layer, name, view, rows, columns).diagonal()
+
+
+def _samples(store: Store, names: Sequence[str], step: int) -> list[bytes]:
+    return [samples_at(store, name, step)[0] for name in names]
+
+
+def _same(tensor: Tensor, kept: Tensor) -> bool:
+    return tensor.dtype == kept.dtype and torch.equal(tensor.detach().cpu(), kept)

@@ -1,0 +1,47 @@
+"""Which axis counts the examples: that of the inputs, and of what each layer sees of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.errors import QueryError
+from dualform.types import LayerInfo
+
+
+def first_axis(inputs: Any) -> int:
+    """The length of the first tensor among the inputs."""
+    parts = inputs if isinstance(inputs, tuple) else inputs.values() if isinstance(inputs, Mapping) else (inputs,)
+    for part in parts:
+        if isinstance(part, Tensor) and part.ndim:
+            return part.shape[0]
+    raise QueryError(f"the inputs must hold a tensor with an axis of examples; got {type(inputs).__name__}.")
+
+
+def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[str, Sequence[Tensor]]) -> int:
+    """How many examples there are: along the axis that a layer was given (``batch_dim``), else the inputs' first."""
+    named = [
+        x.shape[layers[name].batch_dim]
+        for name, xs in seen.items()
+        for x in xs
+        if layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
+    ]
+    count = named[0] if named else first_axis(inputs)
+    if not count:
+        raise QueryError("the inputs hold no example: there is nothing to ask about.")
+    return count
+
+
+def rows_of(info: LayerInfo, tensors: Sequence[Tensor], examples: int) -> Float[Tensor, "n r d"]:
+    """Example by example, all rows of all calls; one row an example where the axis counts something else."""
+    if not tensors:
+        raise QueryError(f"layer '{info.name}' was not used in this forward pass, so there is nothing to ask it.")
+    axis = info.batch_dim
+    parts = []
+    for t in tensors:
+        if t.ndim <= axis + 1 or t.shape[axis] != examples:
+            return torch.cat([t.reshape(-1, 1, t.shape[-1]) for t in tensors])
+        parts.append(t.movedim(axis, 0).reshape(examples, -1, t.shape[-1]))
+    return torch.cat(parts, 1)

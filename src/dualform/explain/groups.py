@@ -1,0 +1,73 @@
+"""Groups of slots: by a column of their visits, and by stretches of training time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Int
+
+from dualform.errors import UnknownColumn
+from dualform.memory import Block, Store
+
+
+@dataclass(frozen=True)
+class GroupOf:
+    """The group of each slot, through its visit. The last entry is for visits that are not known."""
+
+    names: tuple[Any, ...]
+    of_visit: Int[np.ndarray, " V1"]
+
+    @classmethod
+    def of_visits(cls, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOf":
+        """Groups by the number that each visit has; unknown visits are in the last group."""
+        return cls(names, np.append(ids, len(names) - 1))
+
+    def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
+        """The groups of the slots of a block."""
+        return self.of_visit[block.visits]
+
+
+class Stretches:
+    """The stretch of training time of each slot (times its group)."""
+
+    def __init__(self, horizon: int, stretches: int, groups: GroupOf) -> None:
+        self.groups, self.names = groups, groups.names
+        edges = np.unique(np.round(np.linspace(0, horizon, min(stretches, max(1, horizon)) + 1)).astype(np.int64))
+        self.edges, self._edges = torch.from_numpy(edges), edges
+        self.count = len(groups.names) * (len(edges) - 1)
+
+    def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
+        """The group and stretch of the slots of a block, as one number."""
+        stretch = np.searchsorted(self._edges, block.steps, side="left") - 1
+        return self.groups(block) * (len(self._edges) - 1) + stretch
+
+
+def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOf:
+    """The groups of a column (None: all in one). Slots of these layers whose value is not known are a group None."""
+    if column is None:
+        return GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64))
+    names, ids = groups_of(store.visits, column)
+    if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers):
+        names = (*names, None)
+    return GroupOf.of_visits(names, ids)
+
+
+def groups_of(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+    """The values of a column, sorted, and for each visit the number of its own (one more where it has none)."""
+    if column not in visits.column_names:
+        raise UnknownColumn(
+            f"no column '{column}' among the visits: there are {visits.column_names}. Note it while recording."
+        )
+    encoded = visits[column].combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    names = encoded.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    place = np.empty(len(names) + 1, np.int64)
+    place[order] = np.arange(len(names))
+    place[-1] = len(names)  # null
+    ids = encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
+    return tuple(names[i] for i in order), place[ids]

@@ -1,0 +1,67 @@
+"""From the best slots of a scan to hits: their weights and contributions, steps, positions and columns."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.attend import Best, Queries, View, coefficients
+from dualform.memory import Store
+from dualform.types import LayerInfo
+
+from .answers import Hits
+from .queries import Asked
+
+
+def hits_of(store: Store, view: View, asked: Asked, queries: Queries, best: Best) -> Hits:
+    """The best slots of each query, with all that is known of them."""
+    calls, found = store.calls(asked.info.name), best.slot.numpy()
+    n = len(found)
+    slots = found[:, (found >= 0).all(0)]
+    flat = slots.reshape(-1)
+    weight, contribution = weigh(store, view, asked.info, queries, slots)
+    visits = calls.visits_of(flat) if len(flat) else flat
+    columns = columns_of(store, visits)
+    return Hits(
+        asked.module.name, asked.score, asked.target, _shaped(slots, n), _shaped(calls.step[calls.of(flat)], n),
+        _shaped(calls.positions_of(flat), n), _shaped(visits, n), weight, contribution, columns,
+    )  # fmt: skip
+
+
+def columns_of(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
+    """The columns of some visits; null where a visit is not known."""
+    if not len(store.visits):
+        return store.visits.slice(0, 0)
+    columns = store.visits.take(np.where(visits < 0, 0, visits))
+    if not (visits < 0).any():
+        return columns
+    unknown = pa.array(visits < 0)
+    return pa.table({
+        name: pc.if_else(unknown, pa.scalar(None, column.type), column)  # pyright: ignore[reportAttributeAccessIssue]
+        for name, column in zip(columns.column_names, columns.columns, strict=True)
+    })  # fmt: skip
+
+
+def weigh(
+    store: Store, view: View, info: LayerInfo, queries: Queries, slots: Int[np.ndarray, "n k"]
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+    """Weight and contribution of a few slots, read one by one; the contribution is NaN where none is known."""
+    n, k = slots.shape
+    flat = slots.reshape(-1)
+    keys = store.gather(info.name, flat, "key").unflatten(0, (n, k))
+    weight = torch.einsum("nrd,nkd->nrk", queries.rows.unflatten(0, (n, -1)), keys)
+    explained = info.keep == "slots" and store.parameters[info.weight].kind != "rest"
+    if not explained or queries.directions is None:
+        return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
+    calls = store.calls(info.name)
+    of_step = coefficients(store, info.weight, view.horizon).of_step
+    value = torch.from_numpy(of_step[calls.step[calls.of(flat)]] * calls.factor[calls.of(flat)]).to(weight.dtype)
+    errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
+    pull = torch.einsum("nrd,nkd->nrk", queries.directions.unflatten(0, (n, -1)), errors)
+    return weight.sum(1), (weight * pull).sum(1) * value.reshape(n, k)
+
+
+def _shaped(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:
+    return torch.from_numpy(np.ascontiguousarray(values)).reshape(n, -1)

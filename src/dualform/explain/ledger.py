@@ -1,0 +1,74 @@
+"""The ledger: one set of weights for each group of visits, which add up to the weights."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualform.attend import View, initial_part
+from dualform.errors import QueryError
+from dualform.memory import Store
+
+from .groups import GroupOf, groups_of
+from .weights import explained, sums_over_slots
+
+LARGEST = 4 << 30
+"""Bytes that a ledger may take."""
+
+
+@dataclass(frozen=True)
+class Ledger(Mapping[Any, Mapping[str, Tensor]]):
+    """What each group put into the weights: group → parameter → tensor. ``initial`` + all groups = the weights."""
+
+    column: str
+    step: int
+    initial: Mapping[str, Tensor]
+    groups: Mapping[Any, Mapping[str, Tensor]]
+
+    def __getitem__(self, group: Any) -> Mapping[str, Tensor]:
+        if group not in self.groups:
+            names = list(self.groups)
+            some = f"{names[:8]}{' …' if len(names) > 8 else ''}"
+            raise QueryError(f"no group {group!r} in column '{self.column}': there are {some}.")
+        return self.groups[group]
+
+    def __contains__(self, group: object) -> bool:
+        return group in self.groups
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def total(self, parameter: str) -> Tensor:
+        """The parameter itself: the initial part and all groups added up."""
+        return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
+
+
+def make_ledger(store: Store, view: View, column: str, progress: bool) -> Ledger:
+    """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
+    names, ids = groups_of(store.visits, column)
+    if not explained(store):
+        raise QueryError(
+            "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "
+            "part of them belongs to a group. Record with keep='slots' and an optimiser that has a rule."
+        )
+    groups = GroupOf.of_visits((*names, None), ids)
+    size = 8 * len(groups.names) * sum(math.prod(store.parameters[name].shape) for name in explained(store))
+    if size > LARGEST:
+        raise QueryError(
+            f"a ledger of '{column}' would hold {len(names):,} copies of the weights ({size / 2**30:.1f} GiB). "
+            f"Choose a coarser column, or ask spot.by({column!r}, …) about single queries."
+        )
+    sums = sums_over_slots(store, view, progress, group_of=groups, groups=len(groups.names))
+    used = [
+        i for i, name in enumerate(groups.names) if name is not None or any(bool(s[i].any()) for s in sums.values())
+    ]
+    return Ledger(
+        column, view.horizon, {name: initial_part(store, name, view.horizon) for name in sums},
+        {groups.names[i]: {name: total[i] for name, total in sums.items()} for i in used},
+    )  # fmt: skip

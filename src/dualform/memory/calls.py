@@ -1,0 +1,90 @@
+"""Slots in memory: the calls they came from, and some consecutive ones at a time."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one layer as columns, in the order of their slots. ``start`` is the first slot of each."""
+
+    start: Int[np.ndarray, " k"]
+    rows: Int[np.ndarray, " k"]
+    step: Int[np.ndarray, " k"]
+    visit: Int[np.ndarray, " k"]
+    batch: Int[np.ndarray, " k"]
+    stride: Int[np.ndarray, " k"]
+    call: Int[np.ndarray, " k"]
+    module: Int[np.ndarray, " k"]
+    factor: Float[np.ndarray, " k"]
+    bias_factor: Float[np.ndarray, " k"]
+
+    def of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The call of each slot."""
+        return np.searchsorted(self.start, slots, side="right") - 1
+
+    def visits_of(
+        self, slots: Int[np.ndarray, " m"], calls: Int[np.ndarray, " m"] | None = None
+    ) -> Int[np.ndarray, " m"]:
+        """The visit of each slot, −1 where it is not known; ``calls`` are their calls, if at hand."""
+        k = self.of(slots) if calls is None else calls
+        visits = self.visit[k] + (slots - self.start[k]) // self.stride[k] % self.batch[k]
+        return np.where(self.visit[k] < 0, -1, visits)
+
+    def positions_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The place of each slot inside its example (token, pixel)."""
+        k = self.of(slots)
+        r, stride = slots - self.start[k], self.stride[k]
+        return r // (stride * self.batch[k]) * stride + r % stride
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some consecutive slots of one layer, as they lie on disk."""
+
+    slots: Int[np.ndarray, " m"]
+    keys: Shaped[Tensor, "m d_in"]
+    key_scale: Float[Tensor, " m"] | None
+    errors: Shaped[Tensor, "m d_out"] | None
+    error_scale: Float[Tensor, " m"] | None
+    calls: Calls
+
+    @cached_property
+    def call(self) -> Int[np.ndarray, " m"]:
+        """The call of each row."""
+        return self.calls.of(self.slots)
+
+    @cached_property
+    def steps(self) -> Int[np.ndarray, " m"]:
+        """The step of each row."""
+        return self.calls.step[self.call]
+
+    @cached_property
+    def visits(self) -> Int[np.ndarray, " m"]:
+        """The visit of each row, −1 where it is not known."""
+        return self.calls.visits_of(self.slots, self.call)
+
+    def coefficients(self, of_step: Float[np.ndarray, " T1"], bias: bool = False) -> Float[np.ndarray, " m"]:
+        """What each row counts for in the weight (or the bias), from the coefficient of its step."""
+        return of_step[self.steps] * (self.calls.bias_factor if bias else self.calls.factor)[self.call]
+
+    def take(self, rows: Int[np.ndarray, " k"]) -> "Block":
+        """Some rows of the block."""
+        index = torch.from_numpy(rows)
+        return Block(
+            slots=self.slots[rows],
+            keys=self.keys[index],
+            key_scale=_some(self.key_scale, index),
+            errors=_some(self.errors, index),
+            error_scale=_some(self.error_scale, index),
+            calls=self.calls,
+        )
+
+
+def _some(tensor: Tensor | None, index: Tensor | slice) -> Tensor | None:
+    return None if tensor is None else tensor[index]
