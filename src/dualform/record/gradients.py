@@ -109,7 +109,7 @@ class Follower:
         before, checked = opened.now, opened.checked and len(self.passes) == opened.passes  # no other pass within it
         entries = self.entries or self._choose(grad)
         after = entries.of(grad)
-        if not after.any() and not self.passes and (before is None or not before.any()) and not opened.calls:
+        if not after.any() and not opened.calls:
             entries, before, checked = self._choose(grad), None, False  # look where the gradient is not zero
             after = entries.of(grad)
         terms = opened.terms + [entries.terms(*call) for call in opened.calls] if checked else None
