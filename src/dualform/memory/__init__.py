@@ -2,7 +2,7 @@
 
 from .arena import Arena
 from .calls import Block, Calls
-from .codec import COMPUTED, STORED, Encoded, all_finite, encode, encode_into
+from .codec import COMPUTED, STORED, Encoded, Room, all_finite, encode, encode_into
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .manifest import Manifest, Shard, load_manifest
@@ -27,6 +27,7 @@ __all__ = [
     "Manifest",
     "ParameterStep",
     "Pending",
+    "Room",
     "Shard",
     "Store",
     "Writer",

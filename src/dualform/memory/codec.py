@@ -1,5 +1,7 @@
 """How numbers are kept: as they are (float64, float32), or in half the space (float16 with a power of two a row)."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,57 +25,69 @@ class Encoded(NamedTuple):
     exponents: Int[Tensor, " m"] | None
 
 
+class Room(NamedTuple):
+    """Rows that are to be encoded, and where to. ``scaled`` rows (errors) always get their power of two in float16."""
+
+    rows: Float[Tensor, "m d"]
+    values: Shaped[Tensor, "m d"]
+    exponents: Int[np.ndarray, " m"]
+    scaled: bool
+
+
 def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[Encoded, bool]:
     """Rows in the stored precision, in memory of their own; also whether all of them are finite."""
     values, exponents = torch.empty(rows.shape, dtype=STORED[dtype]), np.zeros(len(rows), np.int16)
-    finite = encode_into(values, exponents, rows.detach(), scaled=scaled)
-    return Encoded(values, torch.from_numpy(exponents) if exponents.any() else None), finite
+    (finite,) = encode_into([Room(rows.detach(), values, exponents, scaled)])
+    needed = exponents.any() or (scaled and dtype == "float16")
+    return Encoded(values, torch.from_numpy(exponents) if needed else None), finite
 
 
-def encode_into(
-    values: Shaped[Tensor, "m d"], exponents: Int[np.ndarray, " m"], rows: Float[Tensor, "m d"], *, scaled: bool
-) -> bool:  # fmt: skip
-    """Copy rows into the stored precision, and their powers of two if they get any; returns whether all are finite.
+def encode_into(rooms: Sequence[Room]) -> list[bool]:
+    """Copy rows into the stored precision, and their powers of two where they get any; returns which are finite.
 
-    ``scaled`` rows (backprop errors) always get their power of two in float16, since late errors are tiny and would
-    flush to zero; others (layer inputs) only where they would overflow or lose digits. A power of two costs no
-    precision.
+    Backprop errors always get their power of two in float16, since late errors are tiny and would flush to zero; layer
+    inputs only where they would overflow or lose digits. A power of two costs no precision. All sizes are looked at in
+    one go: in the middle of training the first numpy call costs more than the numbers.
     """
-    if values.dtype != torch.float16 or not rows.numel():
-        values.copy_(rows)
-        return all_finite(rows)
-    size = torch.linalg.vector_norm(rows, dim=1).numpy()  # at most √d times the largest entry, and cheaper
-    if not scaled and ((size.min() >= SMALL and size.max() < HUGE) or _fits(size, rows)):
-        values.copy_(rows)
-        return True
-    found, finite = _exponents(size, rows)
-    exponents[:] = found
+    if rooms[0].values.dtype != torch.float16 or not any(room.rows.numel() for room in rooms):
+        for room in rooms:
+            room.values.copy_(room.rows)
+        return [all_finite(room.rows) for room in rooms]
+    norms = [torch.linalg.vector_norm(room.rows, dim=1) for room in rooms]  # at most √d times the largest entry
+    sizes, finite = torch.cat(norms).numpy(), True
+    if not 1e-15 < sizes.min() <= sizes.max() < np.inf:  # squares may have left the range
+        sizes = torch.cat([_largest(room.rows) for room in rooms]).numpy()
+        finite = bool(np.isfinite(sizes).all())
+    exponents = np.frexp(sizes if finite else np.nan_to_num(sizes, posinf=0.0))[1] - 4  # rows stay below 16
     with np.errstate(over="ignore"):
-        shift = np.ldexp(np.ones((), size.dtype), -found)
-    shift[~np.isfinite(shift)] = 0.0  # a row so small that its power of two overflows is kept as zeros
-    torch.mul(rows, torch.from_numpy(shift).unsqueeze(1), out=values)
-    return finite
+        shift = np.ldexp(np.ones((), sizes.dtype), -exponents)
+    shift[shift == np.inf] = 0.0  # a row so small that its power of two overflows is kept as zeros
+    begin = 0
+    for room in rooms:
+        cut = slice(begin, begin + len(room.rows))
+        begin = cut.stop
+        if not room.scaled and _fits(sizes[cut]):
+            room.values.copy_(room.rows)
+            continue
+        room.exponents[:] = exponents[cut]
+        room.values.copy_(room.rows * torch.from_numpy(shift[cut]).unsqueeze(1))
+    return [finite or all_finite(room.rows) for room in rooms]
 
 
-def _fits(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> bool:
+def _fits(size: Float[np.ndarray, " m"]) -> bool:
     """Whether every row is zero or of a size that half precision keeps well."""
-    zero = size == 0  # or so small that its squares vanish
-    good = bool((zero | ((size >= SMALL) & (size < HUGE))).all())
-    return good and not (bool(zero.any()) and bool(rows[torch.from_numpy(zero)].any()))
+    if size.min() >= SMALL and size.max() < HUGE:
+        return True
+    return bool(((size == 0) | ((size >= SMALL) & (size < HUGE))).all())
 
 
-def _exponents(size: Float[np.ndarray, " m"], rows: Float[Tensor, "m d"]) -> tuple[Int[np.ndarray, " m"], bool]:
-    """For each row a power of two near its size, such that it stays below 16; and whether all rows are finite."""
-    if not 1e-15 < size.min() <= size.max() < np.inf:  # squares may have left the range
-        size = rows.abs().amax(1).numpy()
-        if not np.isfinite(size).all():
-            return np.frexp(np.nan_to_num(size, posinf=0.0))[1] - 4, False
-    return np.frexp(size)[1] - 4, True
+def _largest(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    return rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows))
 
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite. A finite sum has finite terms; only an infinite one needs a look."""
-    return bool(torch.isfinite(tensor.detach().sum())) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
 
 
 def row_scale(exponents: Int[Tensor, " m"] | None, dtype: torch.dtype) -> Float[Tensor, " m"] | None:

@@ -55,6 +55,8 @@ class Pass:
     """There where the pass is to be checked."""
     left_over: bool
     """Whether it was added to a gradient that a step had used already."""
+    version: int
+    """How often the gradient had been changed when the pass was over."""
     later: np.ndarray | None = None
 
 
@@ -101,11 +103,15 @@ class Follower:
         elif opened.checked:
             opened.calls.append((key, error))
 
-    def end(self, opened: Opened, waits: bool) -> bool:
-        """The backward pass is over: did it add anything here? ``waits`` where no optimiser has the parameter."""
+    def has_more(self, opened: Opened) -> bool:
+        """The backward pass is over: did it add anything here?"""
         grad = self.parameter.grad
-        if grad is None or (grad is opened.grad and grad._version == opened.version):
-            return False
+        return grad is not None and not (grad is opened.grad and grad._version == opened.version)
+
+    def end(self, opened: Opened, waits: bool) -> None:
+        """Remember what the pass added. ``waits`` where no optimiser has the parameter."""
+        grad = self.parameter.grad
+        assert grad is not None
         before, checked = opened.now, opened.checked and len(self.passes) == opened.passes  # no other pass within it
         entries = self.entries or self._choose(grad)
         after = entries.of(grad)
@@ -114,17 +120,18 @@ class Follower:
             after = entries.of(grad)
         terms = opened.terms + [entries.terms(*call) for call in opened.calls] if checked else None
         left_over = not self.passes and before is not None and bool(before.any())
-        self.passes.append(Pass(entries, before, after, opened.slots, terms, left_over))
+        self.passes.append(Pass(entries, before, after, opened.slots, terms, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []
-        return True
 
     def read(self, grad: Tensor) -> np.ndarray:
         """The watched entries as they are now. Where they became zero, the passes so far are gone."""
         assert self.entries is not None
         now = self.entries.of(grad)
         if self.passes:
-            if not now.any() and self.passes[-1].after.any():
+            last = self.passes[-1]
+            touched = last.after.any() or (grad._version != last.version and not bool(grad.any()))
+            if touched and not now.any():
                 self.passes = []
             else:
                 self.passes[-1].later = now
@@ -152,6 +159,9 @@ class Follower:
         if grad.ndim == 1:
             self.entries = Entries(best, None, best)
         else:
-            rows, columns = (best // grad.shape[-1]).unique(), (best % grad.shape[-1]).unique()
-            self.entries = Entries(rows, columns, (rows[:, None] * grad.shape[-1] + columns).flatten())
+            width = grad.shape[-1]
+            first = int(best[flat[best].abs().argmax()]) % width  # neighbours: they lie in one line of the cache
+            columns = torch.arange(SIDE, device=flat.device) + max(0, min(first - first % SIDE, width - SIDE))
+            rows, columns = (best // width).unique(), columns[columns < width]
+            self.entries = Entries(rows, columns, (rows[:, None] * width + columns).flatten())
         return self.entries

@@ -1,20 +1,22 @@
 """From a forward and a backward pass to slots: hooks on the recorded modules.
 
-A forward hook remembers the layer's input, and a hook on the backward step of its output copies input and error. When
-the backward pass is over, each parameter is asked whether anything was added to its gradient (``torch.autograd.grad``
-with respect to something else runs the same backward steps and adds nothing). Between the matrix products of training
-every line of Python runs cold, so what can wait is done later for many steps at once.
+A forward hook remembers the layer's input, a hook on the backward step of its output the error. When the backward pass
+is over, each parameter is asked whether anything was added to its gradient (``torch.autograd.grad`` with respect to
+something else runs the same backward steps and adds nothing), and if so both are copied. Between the matrix products of
+training every line of Python runs cold, so the hooks there do little, and what can wait longer is done for many steps
+at once.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
-from dualform.memory import Arena
+from dualform.memory import Arena, Room, encode_into
 from dualform.types import DType, LayerInfo
 
 from .gradients import Follower, Opened
@@ -25,6 +27,27 @@ from .stage import Slots, Stage
 
 CHECKED = 3
 """In every backward pass one parameter in so many is checked, in turn."""
+
+
+class Backward(NamedTuple):
+    """A call of a layer that a backward pass has reached: its input and its error, not copied yet."""
+
+    layer: LayerInfo
+    module: str
+    key: Tensor
+    error: Tensor
+    version: int
+    batch: Batch
+    number: int
+    trained: Sequence[Follower]
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A backward pass that is not over yet."""
+
+    opened: dict[Follower, Opened] = field(default_factory=dict)
+    calls: list[Backward] = field(default_factory=list)
 
 
 class Passes:
@@ -38,8 +61,9 @@ class Passes:
         """How much they are by now."""
         self.open = True
         self._stages = {layer.name: Stage(layer, dtype) for layer in plan.layers}
+        self._new: list[tuple[Slots, list[Room]]] = []
         self._turn = 0
-        self._tasks: dict[int, dict[Follower, Opened]] = {}
+        self._tasks: dict[int, UnderWay] = {}
 
     def hook(self) -> list[Any]:
         """Put the hooks in place; returns their handles."""
@@ -91,30 +115,52 @@ class Passes:
         self, layer: LayerInfo, module: str, key: Tensor, batch: Batch, number: int, trained: Sequence[Follower],
         errors: tuple[Tensor | None, ...],
     ) -> None:  # fmt: skip
-        if not self.open or errors[0] is None:
+        error = errors[0]
+        if not self.open or error is None:
             return
         task = torch._C._current_graph_task_id()
-        opened = self._tasks.get(task)
-        if opened is None:
-            opened = self._tasks[task] = {}
+        under_way = self._tasks.get(task)
+        if under_way is None:
+            under_way = self._tasks[task] = UnderWay()
             self._turn += 1
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
         for follower in trained:
-            if follower not in opened:
-                opened[follower] = follower.begin(checked=(len(opened) + self._turn) % CHECKED == 0)
+            if follower not in under_way.opened:
+                checked = (len(under_way.opened) + self._turn) % CHECKED == 0
+                under_way.opened[follower] = follower.begin(checked)
         if key.numel():
-            slots = Slots(layer, module, tuple(key.shape[:-1]), batch, number)
-            rows, error = key.reshape(-1, layer.d_in), errors[0].detach().reshape(-1, layer.d_out)
-            self.bytes += self._stages[layer.name].put(slots, rows, error, self.arena)
-            for follower in trained:
-                follower.call(opened[follower], slots, rows, error)
+            under_way.calls.append(Backward(layer, module, key, error.detach(), error._version, batch, number, trained))
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
-        for follower, opened in self._tasks.pop(task).items():
-            if follower.end(opened, waits=id(follower.parameter) not in self.plan.optimised):
-                for slots in opened.slots:
-                    slots.batch.arrived = True
+        under_way = self._tasks.pop(task)
+        added = [follower for follower, opened in under_way.opened.items() if follower.has_more(opened)]
+        for call in under_way.calls if added else ():
+            users = [follower for follower in call.trained if follower in added]
+            if users:
+                self._take(call, [(follower, under_way.opened[follower]) for follower in users])
+        self._encode()
+        for follower in added:
+            follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.optimised)
+
+    def _take(self, call: Backward, users: Sequence[tuple[Follower, Opened]]) -> None:
+        """Make slots of a call."""
+        layer, leading = call.layer, tuple(call.key.shape[:-1])
+        slots = Slots(layer, call.module, leading, call.batch, call.number)
+        key, error = call.key.reshape(-1, layer.d_in), call.error.reshape(-1, layer.d_out)
+        stage = self._stages[layer.name]
+        self._new.append((slots, stage.take(slots, key, error, self.arena)))
+        self.bytes += len(key) * stage.row_bytes
+        slots.batch.arrived = True
+        for follower, opened in users:
+            follower.call(opened, slots, key, error)
+
+    def _encode(self) -> None:
+        """Copy what there is room for."""
+        new, self._new = self._new, []
+        finite = iter(encode_into([room for _, rooms in new for room in rooms]) if new else ())
+        for slots, rooms in new:
+            slots.finite = all([next(finite) for _ in rooms])
 
 
 def _replaced(name: str) -> UnsupportedLayer:

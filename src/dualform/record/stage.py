@@ -1,7 +1,7 @@
 """Where slots wait for their step: copies of inputs and errors, in the precision of the memory, as they come.
 
-They are encoded in the backward pass itself, while they still lie in the processor's cache: later they would have to be
-fetched from memory a second time.
+They are encoded right after the backward pass, while they still lie in the processor's cache: later they would have to
+be fetched from memory a second time.
 """
 
 import weakref
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.memory import STORED, Arena, Encoded, encode_into
+from dualform.memory import STORED, Arena, Encoded, Room
 from dualform.types import DType, LayerInfo
 
 from .notes import Batch
@@ -46,17 +46,17 @@ class Run:
         self._error_exponents = np.zeros(rows, np.int16)
         self._users: list[weakref.ref[Slots]] = []
 
-    def put(self, slots: Slots, key: Tensor, error: Tensor) -> None:
-        """Copy the rows of a call."""
+    def take(self, slots: Slots, key: Tensor, error: Tensor) -> list[Room]:
+        """Make room for the rows of a call: what is to be copied, and where to."""
         begin, end = self.used, self.used + len(key)
         slots.run, slots.begin, slots.end = self, begin, end
         slots.eps = max(torch.finfo(key.dtype).eps, torch.finfo(error.dtype).eps)
-        slots.finite = encode_into(self.keys[begin:end], self._key_exponents[begin:end], _plain(key), scaled=False)
-        if self.errors is not None:
-            exponents = self._error_exponents[begin:end]
-            slots.finite &= encode_into(self.errors[begin:end], exponents, _plain(error), scaled=True)
         self.used = end
         self._users.append(weakref.ref(slots))
+        rooms = [Room(_plain(key), self.keys[begin:end], self._key_exponents[begin:end], False)]
+        if self.errors is not None:
+            rooms.append(Room(_plain(error), self.errors[begin:end], self._error_exponents[begin:end], True))
+        return rooms
 
     def forgotten(self) -> bool:
         """Whether nobody needs its rows any more: their passes never came to a step."""
@@ -90,13 +90,12 @@ class Stage:
         self.row_bytes = (layer.d_in + layer.d_out) * self.dtype.itemsize
         self.run: Run | None = None
 
-    def put(self, slots: Slots, key: Tensor, error: Tensor, arena: Arena) -> int:
-        """Copy the rows of a call; returns how many bytes they take."""
+    def take(self, slots: Slots, key: Tensor, error: Tensor, arena: Arena) -> list[Room]:
+        """Make room for the rows of a call: what is to be copied, and where to."""
         run = self.run
         if run is None or run.used + len(key) > run.room:
             run = self.run = self._next(len(key), arena)
-        run.put(slots, key, error)
-        return len(key) * self.row_bytes
+        return run.take(slots, key, error)
 
     def _next(self, rows: int, arena: Arena) -> Run:
         if self.run is not None and rows <= self.run.room and self.run.forgotten():
