@@ -508,7 +508,8 @@ def test_any_accumulation_is_rebuilt(setup, counts, between, tmp_path_factory):
     assert memory.step == len(counts)
     assert_clean(memory)
     assert_rebuilt(memory, model)
-    assert memory.visits["step"].to_pylist() == [s for s, count in enumerate(counts, 1) for _ in range(3 * count)]
+    if setup.bias[-1]:  # else a batch may move nothing at all, and a clip of nothing looks like zero_grad
+        assert memory.visits["step"].to_pylist() == [s for s, count in enumerate(counts, 1) for _ in range(3 * count)]
 
 
 @given(stepped=st.lists(st.booleans(), min_size=1, max_size=8), set_to_none=st.booleans(), seed=seeds)

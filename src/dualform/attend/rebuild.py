@@ -19,6 +19,9 @@ from .stream import Slots, View, Watch, stream
 STRETCH = 512
 """Slots that are added up in the precision they are computed in."""
 
+QUERIES = 1024
+"""Queries that are answered at a time."""
+
 
 @dataclass
 class Sum:
@@ -95,17 +98,18 @@ def dual_output(
 ) -> Float[Tensor, "r d_out"]:
     r"""What the slots themselves answer: :math:`\sum_t c_t\, e_t\,(k_t\cdot q)`,
     attention weights first, values after.
+
+    Large terms cancel here, in every layer anew, so all of it is computed in float64.
     """
     info, _ = store.layer(layer)
+    queries = queries.double()
     total = torch.zeros(queries.shape[0], info.d_out, dtype=torch.float64)
     for slots in stream(store, layer, view, errors=True, watch=watch):
         assert slots.errors is not None
-        value = slots.values(of_step)
+        value = slots.values(of_step).double().unsqueeze(1)
         if slots.block.key_scale is not None:
-            value = value * slots.block.key_scale
-        for begin in range(0, queries.shape[0], 4096):
-            cut = slice(begin, begin + 4096)
-            weights = (queries[cut] @ slots.keys.mT).mul_(value)
-            for w, e in zip(weights.split(STRETCH, dim=1), slots.errors.split(STRETCH), strict=True):
-                total[cut] += w @ e
+            value = value * slots.block.key_scale.unsqueeze(1)
+        keys, errors = slots.keys.double(), slots.errors.double() * value
+        for q, out in zip(queries.split(QUERIES), total.split(QUERIES), strict=True):
+            out.addmm_(q @ keys.mT, errors)
     return total

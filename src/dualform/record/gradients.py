@@ -93,6 +93,8 @@ class Follower:
             self.passes = []
             return Opened(None, 0, None, 0, checked)
         now = self.read(grad) if self.entries is not None else None
+        if self.passes and self._was_zeroed(grad, now):
+            self.passes = []
         return Opened(grad, grad._version, now, len(self.passes), checked)
 
     def call(self, opened: Opened, slots: Slots, key: Tensor, error: Tensor) -> None:
@@ -129,13 +131,17 @@ class Follower:
         assert self.entries is not None
         now = self.entries.of(grad)
         if self.passes:
-            last = self.passes[-1]
-            touched = last.after.any() or (grad._version != last.version and not bool(grad.any()))
-            if touched and not now.any():
+            if not now.any() and self.passes[-1].after.any():
                 self.passes = []
             else:
                 self.passes[-1].later = now
         return now
+
+    def _was_zeroed(self, grad: Tensor, now: np.ndarray | None) -> bool:
+        """Whether somebody zeroed a gradient in which there was nothing to see."""
+        if now is not None and now.any():
+            return False
+        return grad._version != self.passes[-1].version and not bool(grad.any())
 
     def look_elsewhere(self) -> None:
         """Watch other entries from the next pass on."""

@@ -25,7 +25,7 @@ from .stage import Slots
 SIDE = 16
 """Rows and columns that are followed of a weight."""
 
-RUN = 4
+RUN = 8
 """… in stretches of so many: neighbours lie in one line of the processor's cache."""
 
 

@@ -25,8 +25,8 @@ from .stage import Run, Slots
 SHARD_BYTES = 32 << 20
 SHARD_SECONDS = 60.0
 
-DIGEST_BYTES, DIGEST_STEPS = 16 << 20, 64
-"""After so much the waiting steps are looked through."""
+DIGEST_STEPS = 64
+"""After so many the waiting steps are looked through, if their shard is not full before."""
 
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
@@ -71,10 +71,9 @@ class Shelf:
         self.pending.last = step
         if self.rest.due(step):
             self.pending.keep(self.rest.changed(step))
-        taken = self.passes.bytes
-        if taken - self._digested >= DIGEST_BYTES or len(self._steps) >= DIGEST_STEPS:
+        if len(self._steps) >= DIGEST_STEPS:
             self._digest()
-        if taken + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS:
+        if self.passes.bytes + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS:
             self.hand_over()
 
     def stands_at(self) -> int:
@@ -115,7 +114,6 @@ class Shelf:
     def _fresh(self) -> None:
         self._number += 1
         self._since = time.monotonic()
-        self._digested = 0
         self._steps: list[tuple[int, Sequence[Moved]]] = []
         self._stretches: dict[str, list[tuple[Run, int, int]]] = {}
         if self.passes.waiting:  # slots of a step to come lie in the same buffers
@@ -141,7 +139,6 @@ class Shelf:
         for each in used:
             self.pending.calls.append(self._call(each))
             self._place(each.slots)
-        self._digested = self.passes.bytes
         self._digests += 1
         if self._digests % CHOICE_LASTS == 0:
             for follower in self.passes.followers.values():

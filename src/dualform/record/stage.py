@@ -5,6 +5,7 @@ be fetched from memory a second time.
 """
 
 import weakref
+from functools import cache
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class Run:
         """Make room for the rows of a call: what is to be copied, and where to."""
         begin, end = self.used, self.used + len(key)
         slots.run, slots.begin, slots.end = self, begin, end
-        slots.eps = max(torch.finfo(key.dtype).eps, torch.finfo(error.dtype).eps)
+        slots.eps = max(_eps(key.dtype), _eps(error.dtype))
         self.used = end
         self._users.append(weakref.ref(slots))
         rooms = [Room(_plain(key), self.keys[begin:end], self._key_exponents[begin:end], False)]
@@ -102,6 +103,11 @@ class Stage:
             self.run.clear()
             return self.run
         return Run(self.layer, max(rows, min(ROWS, ROOM // self.row_bytes)), self.dtype, arena)
+
+
+@cache
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def _plain(rows: Tensor) -> Tensor:
