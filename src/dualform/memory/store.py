@@ -157,8 +157,9 @@ class Store:
             if not count:
                 continue
             keys, key_scale, es, error_scale = self._slot_tensors(shard, layer, errors)
-            for begin in range(0, count, rows):
-                end = min(begin + rows, count)
+            size = -(-count // max(1, round(count / rows)))  # equal parts, at most half again as large
+            for begin in range(0, count, size):
+                end = min(begin + size, count)
                 cut = slice(begin, end)
                 yield Block(
                     slots=np.arange(first + begin, first + end),
@@ -180,11 +181,15 @@ class Store:
             shard = self.manifest.shards[i]
             here = np.flatnonzero(which == i)
             local = torch.from_numpy(slots[here] - (ends[i - 1] if i else 0))
-            keys, key_scale, errors, error_scale = self._slot_tensors(shard, layer, what == "error")
-            values, scale = (errors, error_scale) if what == "error" else (keys, key_scale)
-            assert values is not None
-            rows = values[local].to(self.compute)
-            out[torch.from_numpy(here)] = rows if scale is None else rows * scale[local].unsqueeze(1)
+            file = shard.file("shards")
+            assert file is not None
+            tensors = self._tensors(file)
+            rows, exponents = (
+                tensors[f"{layer}.{what}s"][local].to(self.compute),
+                tensors.get(f"{layer}.{what}_exponents"),
+            )
+            scale = None if exponents is None else row_scale(exponents[local], self.compute)
+            out[torch.from_numpy(here)] = rows if scale is None else rows * scale.unsqueeze(1)
         return out
 
     def _slot_tensors(
