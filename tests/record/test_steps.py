@@ -449,10 +449,10 @@ LOOPS = [
 ONLY_SEQUENTIAL = {"gradients_of_some_inputs_only", "sometimes_only_the_last_layer"}
 
 
-def run_loop(path, loop, model, optimizer, data):
+def run_loop(path, loop, model, optimizer, data, dtype="float64"):
     """Record a loop; returns the memory and the state after every step."""
     states = [state_of(model)]
-    with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
+    with dualform.record(model, optimizer, path, dtype=dtype, progress=False) as tape:
         for _ in loop(model, optimizer, tape, data):
             states.append(state_of(model))
     return dualform.open(path), states
@@ -703,3 +703,23 @@ def test_a_step_that_a_raising_loop_did_not_take_is_not_remembered(tmp_path):
     memory = dualform.open(tmp_path)
     assert memory.step == 2
     assert_rebuilt(memory, model)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_many_small_steps_of_one_shard_are_all_remembered(dtype, tmp_path):
+    """Far more steps than are looked through at a time, far more rows than lie together, and one flush at the end."""
+    model = mlp(D_IN, 8, CLASSES)
+
+    def loop(model, optimizer, tape, data):
+        for x, y in data:
+            tape.note(label=y)
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+    data = batches(300, 16, D_IN, CLASSES)
+    memory, _ = run_loop(tmp_path, loop, model, sgd(model), data, dtype=dtype)
+    assert len(memory.store.manifest.shards) == 1 and memory.store.slots("0") == 300 * 16
+    bar = {"float64": EXACT, "float16": 1e-2}[dtype]
+    assert memory.check(model, full=True).worst <= bar and memory.certificate.worst <= bar

@@ -183,6 +183,7 @@ class Shelf:
 
     def _place(self, slots: Slots) -> None:
         """Rows that lie one below the other stay together."""
+        slots.run.kept = True
         stretches = self._stretches.setdefault(slots.layer.name, [])
         if stretches and stretches[-1][0] is slots.run and stretches[-1][2] == slots.begin:
             stretches[-1] = slots.run, stretches[-1][1], slots.end

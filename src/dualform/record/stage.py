@@ -41,6 +41,8 @@ class Run:
 
     def __init__(self, layer: LayerInfo, rows: int, dtype: torch.dtype, arena: Arena) -> None:
         self.room, self.used = rows, 0
+        self.kept = False
+        """Whether some of its rows belong to a step and wait for their shard."""
         self.keys = arena.room((rows, layer.d_in), dtype)
         self.errors = arena.room((rows, layer.d_out), dtype) if layer.keep == "slots" else None
         self._key_exponents = np.zeros(rows, np.int16)
@@ -61,7 +63,7 @@ class Run:
 
     def forgotten(self) -> bool:
         """Whether nobody needs its rows any more: their passes never came to a step."""
-        return not any(user() for user in self._users)
+        return not self.kept and not any(user() for user in self._users)
 
     def clear(self) -> None:
         """Begin again from the top."""
