@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 import dualform
 from dualform.errors import NoSteps
+from dualform.types import DType
 
 CLASSES, D_IN = 3, 5
 
@@ -449,7 +450,7 @@ LOOPS = [
 ONLY_SEQUENTIAL = {"gradients_of_some_inputs_only", "sometimes_only_the_last_layer"}
 
 
-def run_loop(path, loop, model, optimizer, data, dtype="float64"):
+def run_loop(path, loop, model, optimizer, data, dtype: DType = "float64"):
     """Record a loop; returns the memory and the state after every step."""
     states = [state_of(model)]
     with dualform.record(model, optimizer, path, dtype=dtype, progress=False) as tape:
