@@ -62,9 +62,8 @@ class Slots:
 def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch | None = None) -> Iterator[Slots]:
     """The slots of a layer that the view shows, block by block, in the order of training."""
     info, _ = store.layer(layer)
-    most = BLOCK_ROWS * 3 // 2
-    key_buffer = torch.empty(most, info.d_in, dtype=store.compute)
-    error_buffer = torch.empty(most if errors else 0, info.d_out, dtype=store.compute)
+    key_buffer = torch.empty(BLOCK_ROWS, info.d_in, dtype=store.compute)
+    error_buffer = torch.empty(BLOCK_ROWS if errors else 0, info.d_out, dtype=store.compute)
     for block in store.blocks(info.name, errors=errors, upto=view.horizon):
         count = len(block.slots)
         rows = _shown(block, view)

@@ -23,7 +23,7 @@ from .schedule import Moves, Schedule
 from .snapshots import Snapshots
 from .tensors import map_tensors
 
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 6144
 """Rows that are decoded and multiplied at a time: small enough for the cache, large enough for the matrix product."""
 
 
@@ -157,7 +157,7 @@ class Store:
             if not count:
                 continue
             keys, key_scale, es, error_scale = self._slot_tensors(shard, layer, errors)
-            size = -(-count // max(1, round(count / rows)))  # equal parts, at most half again as large
+            size = -(-count // -(-count // rows))  # as few parts as possible, and equal ones
             for begin in range(0, count, size):
                 end = min(begin + size, count)
                 cut = slice(begin, end)
