@@ -1,7 +1,9 @@
 """Settings that all tests share."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,3 +12,11 @@ settings.register_profile("night", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 torch.set_num_threads(1)  # on layers this small a second thread costs more than it brings, and tests run side by side
+
+
+@pytest.fixture(scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield

@@ -62,12 +62,7 @@ STEPS, BATCH = 3, 4
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 @pytest.fixture(autouse=True)

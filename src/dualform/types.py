@@ -47,6 +47,11 @@ class LayerInfo:
     keep: Keep
     batch_dim: int = 0
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its weight and its biases."""
+        return tuple(dict.fromkeys([self.weight, *(module.bias for module in self.modules if module.bias)]))
+
 
 @dataclass(frozen=True)
 class ParameterInfo:

@@ -26,12 +26,7 @@ NEAR = 1e-12
 KILL = Path(__file__).parents[2] / "benchmarks" / "kill.py"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 class PowerCut(BaseException):

@@ -1,10 +1,9 @@
 """A recording that goes on from a checkpoint ends as if nothing had happened; from a wrong one it does not begin."""
 
 import copy
-import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -38,12 +37,7 @@ NEAR = 1e-12
 AS_THEY_ARE = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # examples are small enough to be read
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Whether bytes survive a power cut is the system's affair; here only the order of things counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 class Crash(Exception):

@@ -711,16 +711,8 @@ def test_many_small_steps_of_one_shard_are_all_remembered(dtype, tmp_path):
     """Far more steps than are looked through at a time, far more rows than lie together, and one flush at the end."""
     model = mlp(D_IN, 8, CLASSES)
 
-    def loop(model, optimizer, tape, data):
-        for x, y in data:
-            tape.note(label=y)
-            loss_of(model, x, y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield
-
     data = batches(300, 16, D_IN, CLASSES)
-    memory, _ = run_loop(tmp_path, loop, model, sgd(model), data, dtype=dtype)
+    memory, _ = run_loop(tmp_path, plain, model, sgd(model), data, dtype=dtype)
     assert len(memory.store.manifest.shards) == 1 and memory.store.slots("0") == 300 * 16
     bar = {"float64": EXACT, "float16": 1e-2}[dtype]
     assert memory.check(model, full=True).worst <= bar and memory.certificate.worst <= bar

@@ -89,8 +89,7 @@ def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
 def explained_layers(store: Store) -> Iterator[LayerInfo]:
     """The layers whose slots rebuild at least one parameter."""
     for layer in store.manifest.layers:
-        names = {layer.weight, *(module.bias for module in layer.modules if module.bias)}
-        if any(store.parameters[name].kind != "rest" for name in names):
+        if any(store.parameters[name].kind != "rest" for name in layer.parameters):
             yield layer
 
 

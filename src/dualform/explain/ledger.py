@@ -1,7 +1,7 @@
 """The ledger: one set of weights for each group of visits, which add up to the weights."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,7 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
 
     def __getitem__(self, group: Any) -> Mapping[str, Tensor]:
         if group not in self.groups:
-            names = list(self.groups)
-            some = f"{names[:8]}{' …' if len(names) > 8 else ''}"
-            raise QueryError(f"no group {group!r} in column '{self.column}': there are {some}.")
+            raise QueryError(f"no group {group!r} in column '{self.column}': there are {some_of(self.groups)}.")
         return self.groups[group]
 
     def __contains__(self, group: object) -> bool:
@@ -72,3 +70,9 @@ def make_ledger(store: Store, view: View, column: str, progress: bool) -> Ledger
         column, view.horizon, {name: initial_part(store, name, view.horizon) for name in sums},
         {groups.names[i]: {name: total[i] for name, total in sums.items()} for i in used},
     )  # fmt: skip
+
+
+def some_of(names: Iterable[Any]) -> str:
+    """The first few names, for a message."""
+    known = list(names)
+    return f"{known[:8]}{' …' if len(known) > 8 else ''}"

@@ -19,7 +19,7 @@ from .certificate import Certificate
 from .checks import check_samples, is_network_of
 from .filters import Filter, matching, named
 from .forward import evaluating, run
-from .ledger import Ledger, make_ledger
+from .ledger import Ledger, make_ledger, some_of
 from .progress import bar
 from .spotlight import Spotlight
 from .targets import Target
@@ -141,7 +141,9 @@ class Memory:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""
         self._see_that_masks_count()
         if name not in self.store.parameters:
-            raise QueryError(f"no parameter '{name}' in the memory at {self.path}: it has {_some(self.store)}.")
+            raise QueryError(
+                f"no parameter '{name}' in the memory at {self.path}: it has {some_of(self.store.parameters)}."
+            )
         if name in explained(self.store):
             return one_parameter(self.store, self.view, name)
         return self.store.snapshot(name, self.step).double()
@@ -241,8 +243,3 @@ class Memory:
         errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
         rest = tuple(p.name for p in self.store.manifest.parameters if p.kind == "rest")
         return Certificate(self.step, errors, floor, rest, self.store.manifest.marks)
-
-
-def _some(store: Store) -> str:
-    names = list(store.parameters)
-    return f"{names[:8]}{' …' if len(names) > 8 else ''}"

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,23 +45,20 @@ class Pages:
         self._free.put(page)
 
 
-class Feed:
-    """The content of a file, packed by one thread while another writes it; with the checksum of all of it."""
+class Packer(ABC):
+    """Packs bytes into megabytes that begin on a page, and knows the checksum of all of them."""
 
-    def __init__(self, pages: Pages, size: int) -> None:
-        self.pages, self.size = pages, size
+    def __init__(self) -> None:
         self.hash = xxhash.xxh3_128()
         self._page: mmap.mmap | None = None
         self._filled = 0
-        self._ready: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
-        self._over = False
 
     def write(self, data: Any) -> None:
         """Append some bytes."""
         source = np.frombuffer(data, np.uint8)
         while len(source):
             if self._page is None:
-                self._page, self._filled = self.pages.take(), 0
+                self._page, self._filled = self._empty(), 0
             count = min(len(source), BOUNCE - self._filled)
             room = memoryview(self._page)[self._filled : self._filled + count]
             np.copyto(np.frombuffer(room, np.uint8), source[:count])
@@ -70,16 +68,38 @@ class Feed:
             if self._filled == BOUNCE:
                 self._spill()
 
+    def _spill(self) -> None:
+        """Pass on what is packed."""
+        if self._page is not None:
+            page, self._page = self._page, None
+            self._pass_on(page, self._filled)
+
+    @abstractmethod
+    def _empty(self) -> mmap.mmap: ...
+
+    @abstractmethod
+    def _pass_on(self, page: mmap.mmap, filled: int) -> None: ...
+
+
+class Feed(Packer):
+    """The content of a file, packed by one thread while another writes it."""
+
+    def __init__(self, pages: Pages, size: int) -> None:
+        super().__init__()
+        self.pages, self.size = pages, size
+        self._ready: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
+        self._over = False
+
+    def _empty(self) -> mmap.mmap:
+        return self.pages.take()
+
+    def _pass_on(self, page: mmap.mmap, filled: int) -> None:
+        self._ready.put((page, filled))
+
     def end(self) -> None:
         """That was all."""
-        if self._page is not None:
-            self._spill()
+        self._spill()
         self._ready.put(None)
-
-    def _spill(self) -> None:
-        assert self._page is not None
-        self._ready.put((self._page, self._filled))
-        self._page = None
 
     def __iter__(self) -> Iterator[memoryview]:
         """What is packed, a megabyte at a time, for the thread that writes."""
@@ -104,17 +124,17 @@ class Feed:
             pass
 
 
-class Out:
-    """A file that is being written, with the checksum of what went into it.
+class Out(Packer):
+    """A file that is being written.
 
     What is no whole page, and all that follows a write that came back short, goes through the cache.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        self.hash, self.size = xxhash.xxh3_128(), 0
+        super().__init__()
+        self.size = 0
+        self._own: mmap.mmap | None = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._page: mmap.mmap | None = None
-        self._filled = 0
         self._direct = False
         if size >= DIRECT_FROM and hasattr(os, "O_DIRECT"):
             try:
@@ -125,38 +145,25 @@ class Out:
                 pass  # not every file system does
         self.file = os.open(path, flags, 0o644)
 
-    def write(self, data: Any) -> None:
-        """Append some bytes."""
-        view = memoryview(data).cast("B")
-        self.hash.update(view)
-        self.size += len(view)
-        while self._direct and len(view):
-            page = self._page = self._page or mmap.mmap(-1, BOUNCE)
-            count = min(len(view), BOUNCE - self._filled)
-            page[self._filled : self._filled + count] = view[:count]
-            self._filled += count
-            view = view[count:]
-            if self._filled == BOUNCE:
-                self._spill()
-        self._write(view)
+    def _empty(self) -> mmap.mmap:
+        self._own = self._own or mmap.mmap(-1, BOUNCE)
+        return self._own
+
+    def _pass_on(self, page: mmap.mmap, filled: int) -> None:
+        self._put(memoryview(page)[:filled])
 
     def take(self, feed: Feed) -> None:
         """Append all of a feed, which knows its own checksum."""
         try:
             for packed in feed:
                 self._put(packed)
-                self.size += len(packed)
         finally:
             feed.drain()
         self.hash = feed.hash
 
-    def _spill(self) -> None:
-        if self._page is not None:
-            view, self._filled = memoryview(self._page)[: self._filled], 0
-            self._put(view)
-
     def _put(self, view: memoryview) -> None:
         """Write memory that begins on a page."""
+        self.size += len(view)
         whole = len(view) // PAGE * PAGE if self._direct else 0
         try:
             done = os.write(self.file, view[:whole]) if whole else 0

@@ -181,13 +181,9 @@ class Store:
             shard = self.manifest.shards[i]
             here = np.flatnonzero(which == i)
             local = torch.from_numpy(slots[here] - (ends[i - 1] if i else 0))
-            file = shard.file("shards")
-            assert file is not None
-            tensors = self._tensors(file)
-            rows, exponents = (
-                tensors[f"{layer}.{what}s"][local].to(self.compute),
-                tensors.get(f"{layer}.{what}_exponents"),
-            )
+            tensors = self._shard_tensors(shard)
+            rows = tensors[f"{layer}.{what}s"][local].to(self.compute)
+            exponents = tensors.get(f"{layer}.{what}_exponents")
             scale = None if exponents is None else row_scale(exponents[local], self.compute)
             out[torch.from_numpy(here)] = rows if scale is None else rows * scale.unsqueeze(1)
         return out
@@ -195,14 +191,17 @@ class Store:
     def _slot_tensors(
         self, shard: Shard, layer: str, errors: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        file = shard.file("shards")
-        assert file is not None
-        tensors = self._tensors(file)
+        tensors = self._shard_tensors(shard)
         keys, key_scale = tensors[f"{layer}.keys"], row_scale(tensors.get(f"{layer}.key_exponents"), self.compute)
         if not errors:
             return keys, key_scale, None, None
         error_scale = row_scale(tensors.get(f"{layer}.error_exponents"), self.compute)
         return keys, key_scale, tensors[f"{layer}.errors"], error_scale
+
+    def _shard_tensors(self, shard: Shard) -> dict[str, Tensor]:
+        file = shard.file("shards")
+        assert file is not None
+        return self._tensors(file)
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file, mapped once, after its content was checked: a changed byte is found in time."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .files import FileEntry, write_whole
-from .out import Feed, Out
+from .out import Packer
 
 SAFETENSORS_NAME = {
     torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.bool: "BOOL",
@@ -30,7 +30,7 @@ def write_tensors(path: Path, tensors: Pieces) -> FileEntry:
     return write_whole(path, partial(put_tensors, tensors), size=size_of(tensors))
 
 
-def put_tensors(tensors: Pieces, out: Out | Feed) -> None:
+def put_tensors(tensors: Pieces, out: Packer) -> None:
     """The content of a safetensors file."""
     header = _header(tensors)
     out.write(len(header).to_bytes(8, "little"))

@@ -5,7 +5,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,6 @@ class Writer:
         """Finish what was handed over and end the thread."""
         self._queue.put(None)
         self._thread.join()
-
-    def save(self, change: Callable[[Manifest], Manifest]) -> None:
-        """Change the manifest itself; only when the queue is empty."""
-        self.manifest = change(self.manifest)
-        self.manifest.save(self.folder)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -36,7 +36,6 @@ class Backward(NamedTuple):
     module: str
     key: Tensor
     error: Tensor
-    version: int
     batch: Batch
     number: int
     trained: Sequence[Follower]
@@ -61,7 +60,6 @@ class Passes:
         """How much they are by now."""
         self.open = True
         self._stages = {layer.name: Stage(layer, dtype) for layer in plan.layers}
-        self._new: list[tuple[Slots, list[Room]]] = []
         self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
 
@@ -129,38 +127,41 @@ class Passes:
                 checked = (len(under_way.opened) + self._turn) % CHECKED == 0
                 under_way.opened[follower] = follower.begin(checked)
         if key.numel():
-            under_way.calls.append(Backward(layer, module, key, error.detach(), error._version, batch, number, trained))
+            under_way.calls.append(Backward(layer, module, key, error.detach(), batch, number, trained))
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
         under_way = self._tasks.pop(task)
         added = [follower for follower, opened in under_way.opened.items() if follower.has_more(opened)]
+        new = []
         for call in under_way.calls if added else ():
             users = [follower for follower in call.trained if follower in added]
             if users:
-                self._take(call, [(follower, under_way.opened[follower]) for follower in users])
-        self._encode()
+                new.append(self._take(call, [(follower, under_way.opened[follower]) for follower in users]))
+        if new:
+            _encode(new)
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.optimised)
 
-    def _take(self, call: Backward, users: Sequence[tuple[Follower, Opened]]) -> None:
-        """Make slots of a call."""
+    def _take(self, call: Backward, users: Sequence[tuple[Follower, Opened]]) -> tuple[Slots, list[Room]]:
+        """Make slots of a call: what is to be copied, and where to."""
         layer, leading = call.layer, tuple(call.key.shape[:-1])
         slots = Slots(layer, call.module, leading, call.batch, call.number)
         key, error = call.key.reshape(-1, layer.d_in), call.error.reshape(-1, layer.d_out)
         stage = self._stages[layer.name]
-        self._new.append((slots, stage.take(slots, key, error, self.arena)))
+        rooms = stage.take(slots, key, error, self.arena)
         self.bytes += len(key) * stage.row_bytes
         slots.batch.arrived = True
         for follower, opened in users:
             follower.call(opened, slots, key, error)
+        return slots, rooms
 
-    def _encode(self) -> None:
-        """Copy what there is room for."""
-        new, self._new = self._new, []
-        finite = iter(encode_into([room for _, rooms in new for room in rooms]) if new else ())
-        for slots, rooms in new:
-            slots.finite = all([next(finite) for _ in rooms])
+
+def _encode(new: Sequence[tuple[Slots, list[Room]]]) -> None:
+    """Copy all calls of a pass."""
+    finite = iter(encode_into([room for _, rooms in new for room in rooms]))
+    for slots, rooms in new:
+        slots.finite = all([next(finite) for _ in rooms])
 
 
 def _replaced(name: str) -> UnsupportedLayer:

@@ -40,7 +40,7 @@ class Plan:
     @property
     def followed(self) -> list[str]:
         """The parameters of all recorded layers."""
-        return sorted({name for layer in self.layers for name in _names(layer)})
+        return sorted({name for layer in self.layers for name in layer.parameters})
 
     def parameter(self, name: str) -> nn.Parameter:
         """A parameter by its name."""
@@ -83,7 +83,7 @@ def make_plan(
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
     for info in infos:
-        _one_optimizer(info, {owner[id(tensors[n])] for n in _names(info) if id(tensors[n]) in owner})
+        _one_optimizer(info, {owner[id(tensors[n])] for n in info.parameters if id(tensors[n]) in owner})
     kinds = _kinds(infos) if rules is not None else {}
     parameters = []
     for name, tensor in tensors.items():
@@ -125,15 +125,11 @@ def _layers(
     return infos
 
 
-def _names(layer: LayerInfo) -> set[str]:
-    return {layer.weight, *(module.bias for module in layer.modules if module.bias)}
-
-
 def _kinds(layers: Iterable[LayerInfo]) -> dict[str, Literal["weight", "bias"]]:
     kinds: dict[str, Literal["weight", "bias"]] = {}
     for layer in layers:
         if layer.keep == "slots":
-            kinds |= {name: "weight" if name == layer.weight else "bias" for name in _names(layer)}
+            kinds |= {name: "weight" if name == layer.weight else "bias" for name in layer.parameters}
     return kinds
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dualform.attend import Agreement, View, agreement, entries, initial_part
 from dualform.memory import ParameterStep, Store
-from dualform.types import LayerInfo
 
 from .plan import Plan
 from .stage import Slots
@@ -71,7 +70,7 @@ class Proof:
 
     def __init__(self, plan: Plan, store: Store, step: int) -> None:
         self.plan = plan
-        self.layers = {name: layer for layer in plan.layers for name in _parameters(layer)}
+        self.layers = {name: layer for layer in plan.layers for name in layer.parameters}
         self.states = {name: self._state(store, name, step) for name in plan.explained}
 
     def _state(self, store: Store, name: str, step: int) -> State:
@@ -88,7 +87,7 @@ class Proof:
     def _rebuilt(self, store: Store, name: str, which: Entries, step: int, of: str) -> np.ndarray:
         total = which.of(initial_part(store, name, step, of)).numpy()
         for layer in store.manifest.layers:
-            if name in _parameters(layer):
+            if name in layer.parameters:
                 total = total + entries(store, layer, name, View(step), which.rows, which.columns, of).numpy()
         return total
 
@@ -128,7 +127,7 @@ class Proof:
         rows, sizes = _rows(used)
         biases = {module.name: module.bias for module in layer.modules}
         errors = run.error_columns(rows, _some(layer.d_out)).T
-        for name in _parameters(layer):
+        for name in layer.parameters:
             state = self.states.get(name)
             if state is None:
                 continue
@@ -152,10 +151,6 @@ class Proof:
     def _agree(state: State, actual: Tensor) -> Agreement:
         first, rebuilt = torch.from_numpy(state.first), torch.from_numpy(state.weight)
         return agreement(state.entries.of(actual), first, rebuilt, None, state.moves)
-
-
-def _parameters(layer: LayerInfo) -> list[str]:
-    return list(dict.fromkeys([layer.weight, *(module.bias for module in layer.modules if module.bias)]))
 
 
 def _value(

@@ -78,8 +78,7 @@ class Shelf:
 
     def stands_at(self) -> int:
         """The step that the memory stands at if recording ends now: all steps, unless weights are not finite."""
-        finite = all(all_finite(self.plan.tensors[name]) for name in self.plan.explained)
-        return self.marks.step if finite else self.pending.first - 1
+        return self.pending.first - 1 if self._not_finite() else self.marks.step
 
     def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors whole, as they stand after a step."""
@@ -198,9 +197,11 @@ class Shelf:
         first, self.visit = self.visit, self.visit + batch.size
         return batch.number(first, step)
 
+    def _not_finite(self) -> list[str]:
+        return [name for name in self.plan.explained if not all_finite(self.plan.tensors[name])]
+
     def _look_for_nan(self, shard: Pending) -> None:
-        bad = [name for name in self.plan.explained if not all_finite(self.plan.tensors[name])]
-        if bad:
+        if bad := self._not_finite():
             self._broken = NonFiniteGradient(
                 f"'{bad[0]}' holds NaN or infinity: a gradient between step {shard.first} and step {shard.last} did. "
                 f"The memory stands at step {shard.first - 1}. Lower the learning rate, clip the gradient, or look at "
