@@ -1,5 +1,9 @@
 """Fast == naive: what is kept as the blocks go by, against the full matrix of scores."""
 
+import importlib
+from contextlib import ExitStack
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +43,16 @@ def random_memory(path, sizes, seed, *, coarse=False, shards=True, dtype: DType 
     return Store(path)
 
 
+def cut(entries: int, rows: int, stretch: int) -> ExitStack:
+    """Scores that are reduced at a time, rows of a block and slots of a stretch: all of them small."""
+    stack = ExitStack()
+    for module, name, size in (
+        ("attend.scan", "ENTRIES", entries), ("memory.store", "BLOCK_ROWS", rows), ("attend.reduce", "STRETCH", stretch)
+    ):  # fmt: skip
+        stack.enter_context(mock.patch.object(importlib.import_module(f"dualform.{module}"), name, size))
+    return stack
+
+
 def ordered(score: np.ndarray, order: str, k: int) -> list[int]:
     """The k best slots; equal scores keep the earlier one first."""
     key = {"largest": score, "smallest": -score, "magnitude": np.abs(score)}[order]
@@ -71,11 +85,12 @@ def full(store: Store, queries: Queries, view: View):
     rows=st.integers(1, 3),
     coarse=st.booleans(),
     masked=st.booleans(),
+    parts=st.tuples(st.sampled_from([1, 30, 1 << 20]), st.sampled_from([2, 4096]), st.sampled_from([2, 3, 256])),
     data=st.data(),
     seed=seeds,
 )
 def test_the_best_slots_are_those_of_the_full_matrix(
-    sizes, k, examples, rows, coarse, masked, data, seed, tmp_path_factory
+    sizes, k, examples, rows, coarse, masked, parts, data, seed, tmp_path_factory
 ):
     store = random_memory(tmp_path_factory.mktemp("memory"), sizes, seed, coarse=coarse)
     visible = np.random.default_rng(seed).random(sum(sizes)) < 0.6 if masked else None
@@ -84,7 +99,8 @@ def test_the_best_slots_are_those_of_the_full_matrix(
     scores = full(store, queries, view)
     of_step = coefficients(store, "0.weight", view.horizon).of_step
     asked = {(s, o): Best(k, examples, s, o) for s in SCORES for o in ORDERS}
-    scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
+    with cut(*parts):
+        scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
     for (score, order), best in asked.items():
         for i in range(examples):
             expected = ordered(scores[score][i].numpy(), order, k)
@@ -103,10 +119,13 @@ def test_the_best_slots_are_those_of_the_full_matrix(
     groups=st.sampled_from([1, 2, 5, 64, 65, 200]),
     rows=st.integers(1, 3),
     masked=st.booleans(),
+    parts=st.tuples(st.sampled_from([1, 30, 1 << 20]), st.sampled_from([2, 4096]), st.just(256)),
     data=st.data(),
     seed=seeds,
 )
-def test_sums_over_groups_are_those_of_the_full_matrix(sizes, groups, rows, masked, data, seed, tmp_path_factory):
+def test_sums_over_groups_are_those_of_the_full_matrix(
+    sizes, groups, rows, masked, parts, data, seed, tmp_path_factory
+):
     """Up to 64 groups are a matrix product, more are sorted runs."""
     store = random_memory(tmp_path_factory.mktemp("memory"), sizes, seed)
     random = np.random.default_rng(seed)
@@ -117,7 +136,8 @@ def test_sums_over_groups_are_those_of_the_full_matrix(sizes, groups, rows, mask
     scores = full(store, queries, view)
     of_step = coefficients(store, "0.weight", view.horizon).of_step
     asked = {score: GroupSums(groups, 2, score, lambda block: group[block.visits]) for score in SCORES}
-    scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
+    with cut(*parts):
+        scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
     member = torch.nn.functional.one_hot(torch.from_numpy(group), groups).double()
     for score, sums in asked.items():
         close(sums.total, scores[score].nan_to_num(0.0) @ member)

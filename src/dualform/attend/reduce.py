@@ -1,4 +1,4 @@
-"""What is kept of the scores as the blocks go by: the best slots, and sums over groups."""
+"""What is kept of the scores as the slots go by: the best slots, and sums over groups."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,13 @@ from dualform.memory import Block
 from dualform.types import Order, Score
 
 from .scan import Scores
-from .stream import Slots
 
 FEW = 64
 """Up to so many groups a sum is one matrix product with their membership; beyond that rows are sorted and
 added in runs."""
+
+STRETCH = 256
+"""Slots whose best score is looked at first."""
 
 
 class Best:
@@ -28,32 +30,66 @@ class Best:
         self.key = torch.full((examples, k), -torch.inf, dtype=torch.float64)
         self.slot = torch.full((examples, k), -1, dtype=torch.int64)
 
-    def add(self, slots: Slots, scores: Scores) -> None:
-        """Look for slots of this block that beat the worst of the best."""
+    def add(self, scores: Scores) -> None:
+        """Look for slots that beat the worst of the best."""
         key = scores[self.score]
         if self.order != "largest":
             key = key.neg() if self.order == "smallest" else key.abs()
-        first, ids = scores.first, torch.from_numpy(slots.ids)
-        rows = torch.nonzero(key.amax(1) > self.key[first : first + len(key), -1]).flatten()
-        if not len(rows):
+        rows = slice(scores.first, scores.first + len(key))
+        found = self._better(key, self.key[rows, -1].to(key.dtype))
+        if found is None:
             return
-        key = key[rows]
-        if key.shape[1] > self.k:
-            found = key.topk(self.k, dim=1)
-            tied = (key >= found.values[:, -1:]).sum(1) > self.k
-            where, order = found.indices.sort(1)  # in the order of training, so that equal scores keep it
-            best = found.values.gather(1, order)
-            self._merge(first + rows[~tied], best[~tied], ids[where[~tied]])
-            for i in torch.nonzero(tied).flatten().tolist():  # more slots tie for the last place than there is room
-                self._merge(first + rows[i : i + 1], key[i : i + 1], ids.unsqueeze(0))
-        else:
-            self._merge(first + rows, key, ids.expand(len(rows), -1))
+        row, column, value = found
+        rows, mine = (scores.first + row).unique_consecutive(return_inverse=True)
+        self._merge(rows, mine, value.double(), torch.from_numpy(scores.ids[column.numpy()]))
 
-    def _merge(self, rows: Int[Tensor, " r"], values: Float[Tensor, "r m"], ids: Int[Tensor, "r m"]) -> None:
-        """Keep the best of what was kept and what is new, both in the order of training where they are equal."""
-        values, ids = torch.cat([self.key[rows], values.double()], 1), torch.cat([self.slot[rows], ids], 1)
-        values, best = values.sort(dim=1, descending=True, stable=True)
-        self.key[rows], self.slot[rows] = values[:, : self.k], ids.gather(1, best[:, : self.k])
+    def _better(
+        self, key: Float[Tensor, "n m"], worst: Float[Tensor, " n"]
+    ) -> tuple[Int[Tensor, " c"], Int[Tensor, " c"], Float[Tensor, " c"]] | None:
+        """Row, column and value of all that is better than the worst, and of about k a row at most.
+
+        Most stretches of a row hold nothing of the kind, and their maximum says so.
+        """
+        size = min(STRETCH, key.shape[1])
+        even = key.shape[1] // size * size
+        parts = [(0, key[:, :even].unflatten(1, (-1, size)))]
+        if even < key.shape[1]:
+            parts.append((even, key[:, even:].unsqueeze(1)))
+        bar = worst.unsqueeze(1)
+        peaks = [part.amax(2) for _, part in parts]
+        if sum(int(torch.count_nonzero(peak > bar)) for peak in peaks) > 2 * self.k * len(key):
+            least = key.topk(min(self.k, key.shape[1]), dim=1).values[:, -1:]
+            bar = bar.maximum(least.nextafter(least.new_tensor(-torch.inf)))  # equal ones stay: the earlier wins
+        found = []
+        for (begin, part), peak in zip(parts, peaks, strict=True):
+            row, stretch = torch.nonzero(peak > bar, as_tuple=True)
+            if len(row):
+                values = part[row, stretch]
+                at, column = torch.nonzero(values > bar[row], as_tuple=True)
+                found.append((row[at], begin + stretch[at] * size + column, values[at, column]))
+        if len(found) < 2:
+            return found[0] if found else None
+        row, column, value = (torch.cat(each) for each in zip(*found, strict=True))
+        order = row.argsort(stable=True)
+        return row[order], column[order], value[order]
+
+    def _merge(
+        self, rows: Int[Tensor, " r"], mine: Int[Tensor, " c"], values: Float[Tensor, " c"], ids: Int[Tensor, " c"]
+    ) -> None:
+        """Keep the best of what was kept and what is new, both in the order of training where they are equal.
+
+        ``mine`` says to which of the rows each of the new ones belongs.
+        """
+        own = torch.arange(len(rows)).repeat_interleave(self.k)
+        row, value, slot = (
+            torch.cat(each)
+            for each in ((own, mine), (self.key[rows].flatten(), values), (self.slot[rows].flatten(), ids))
+        )
+        order = value.argsort(descending=True, stable=True)
+        order = order[row[order].argsort(stable=True)]
+        begin = torch.searchsorted(row[order], torch.arange(len(rows)))
+        best = order[begin.unsqueeze(1) + torch.arange(self.k)]
+        self.key[rows], self.slot[rows] = value[best], slot[best]
 
 
 class GroupSums:
@@ -66,13 +102,14 @@ class GroupSums:
         self.score: Score = score
         self.total: Float[Tensor, "n G"] = torch.zeros(examples, groups, dtype=torch.float64)
 
-    def add(self, slots: Slots, scores: Scores) -> None:
-        """Add the scores of this block to their groups."""
+    def add(self, scores: Scores) -> None:
+        """Add the scores to their groups."""
         values = scores[self.score]
         total = self.total[scores.first : scores.first + values.shape[0]]
-        group = self.group_of(slots.block)
+        group = scores.of_blocks(self.group_of)
         if self.groups <= FEW:
-            total += values @ torch.eye(self.groups, dtype=values.dtype)[torch.from_numpy(group)]
+            member = torch.eye(self.groups, dtype=values.dtype)[torch.from_numpy(group)]
+            total += (member.mT @ values.mT).mT  # this way round is faster
             return
         order = np.argsort(group, kind="stable")
         names, begins = np.unique(group[order], return_index=True)

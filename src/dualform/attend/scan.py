@@ -1,24 +1,28 @@
 """Queries against a whole memory: one matrix product a block, reductions right behind it.
 
-Nothing of size queries × slots is ever held: every reduction takes what it needs of a block before the next one comes.
+Nothing of size queries × slots is ever held: every reduction takes what it needs of some blocks before the next come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dualform.memory import Store
+from dualform.memory import Block, Store
 from dualform.types import Score
 
 from .stream import Slots, View, Watch, stream
 
 QUERY_ROWS = 1024
 """Query rows that are multiplied with a block at a time."""
+
+ENTRIES = 1 << 21
+"""Scores that are held before they are reduced, if there are few queries: a reduction has a price of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +51,31 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    r"""The scores of some examples for the slots of one block.
+    r"""The scores of some examples for some slots that follow each other.
 
     ``weight`` is :math:`\alpha = k\cdot q`, ``abs`` its absolute value, ``contribution`` :math:`c\,\alpha\,(e\cdot u)`.
-    ``first`` is the number of the first example.
+    ``first`` is the number of the first example, ``spare`` is room for the absolute values; all of it is only good
+    until the next slots come.
     """
 
     first: int
+    blocks: Sequence[Block]
     raw: Float[Tensor, "r m"]
     pull: Float[Tensor, "r m"] | None
+    spare: Float[Tensor, "r m"]
     per_example: int
 
     def __getitem__(self, score: Score) -> Float[Tensor, "n m"]:
         return {"weight": self._weight, "abs": self._abs, "contribution": self._contribution}[score]()
+
+    @cached_property
+    def ids(self) -> Int[np.ndarray, " m"]:
+        """The number of each slot in its layer."""
+        return self.of_blocks(lambda block: block.slots)
+
+    def of_blocks(self, known: Callable[[Block], np.ndarray]) -> Shaped[np.ndarray, " m"]:
+        """Something that is known of each slot of a block, for all the slots here."""
+        return np.concatenate([known(block) for block in self.blocks])
 
     def _weight(self) -> Tensor:
         return self._add(self.raw)
@@ -69,7 +85,7 @@ class Scores:
 
     @cached_property
     def _absolute(self) -> Tensor:
-        return self._add(self.raw.abs())
+        return self._add(torch.abs(self.raw, out=self.spare))
 
     def _contribution(self) -> Tensor:
         return self._pulled
@@ -85,15 +101,15 @@ class Scores:
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Something that is built up block by block from one score."""
+    """Something that is built up from one score, some slots at a time."""
 
     @property
     def score(self) -> Score:
         """The score it is built from."""
         ...
 
-    def add(self, slots: Slots, scores: Scores) -> None:
-        """Take the scores of a block."""
+    def add(self, scores: Scores) -> None:
+        """Take the scores of some slots more."""
         ...
 
 
@@ -104,21 +120,60 @@ def scan(
     """Show every slot of the view to every reduction. Contributions need ``of_step``, the weight's coefficients."""
     pulls = any(reduction.score == "contribution" for reduction in reductions)
     parts = list(queries.split())
+    rows = len(parts[0].rows)
+    width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
+    room = Room(rows, width, store.compute, of_step if pulls else None)
     for slots in stream(store, layer, view, errors=pulls, watch=watch):
+        if not room.fits(slots):
+            room.reduce(parts[0], 0, reductions)
         first = 0
         for part in parts:
-            scores = _score(slots, part, first, of_step if pulls else None)
-            for reduction in reductions:
-                reduction.add(slots, scores)
+            room.take(slots, part)
+            if len(parts) > 1:
+                room.reduce(part, first, reductions)
             first += len(part)
+    room.reduce(parts[0], 0, reductions)
 
 
-def _score(slots: Slots, queries: Queries, first: int, of_step: np.ndarray | None) -> Scores:
-    raw = queries.rows @ slots.keys.mT
-    if slots.block.key_scale is not None:
-        raw *= slots.block.key_scale
-    pull = None
-    if of_step is not None:
-        assert queries.directions is not None and slots.errors is not None
-        pull = (queries.directions @ slots.errors.mT).mul_(slots.values(of_step))
-    return Scores(first, raw, pull, queries.per_example)
+class Room:
+    """Where products with blocks lie side by side until there are enough of them to be worth a reduction.
+
+    ``of_step`` are the weight's coefficients if contributions are asked for.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, of_step: np.ndarray | None) -> None:
+        self.raw = torch.empty(rows, width, dtype=dtype)
+        self.spare = torch.empty_like(self.raw)
+        self.pull = None if of_step is None else torch.empty_like(self.raw)
+        self.of_step = of_step
+        self.blocks: list[Block] = []
+        self.used = 0
+
+    def fits(self, slots: Slots) -> bool:
+        """Whether there is room for these slots too."""
+        return self.used + len(slots.ids) <= self.raw.shape[1]
+
+    def take(self, slots: Slots, queries: Queries) -> None:
+        """Multiply some slots with the queries."""
+        place = slice(self.used, self.used + len(slots.ids))
+        raw = self.raw[: len(queries.rows), place]
+        torch.mm(queries.rows, slots.keys.mT, out=raw)
+        if slots.block.key_scale is not None:
+            raw *= slots.block.key_scale
+        if self.pull is not None:
+            assert queries.directions is not None and slots.errors is not None and self.of_step is not None
+            pull = self.pull[: len(queries.rows), place]
+            torch.mm(queries.directions, slots.errors.mT, out=pull).mul_(slots.values(self.of_step))
+        self.blocks.append(slots.block)
+        self.used = place.stop
+
+    def reduce(self, queries: Queries, first: int, reductions: Sequence[Reduction]) -> None:
+        """Show what is here to the reductions, and make room."""
+        if not self.used:
+            return
+        here = (slice(len(queries.rows)), slice(self.used))
+        pull = None if self.pull is None else self.pull[here]
+        scores = Scores(first, self.blocks, self.raw[here], pull, self.spare[here], queries.per_example)
+        for reduction in reductions:
+            reduction.add(scores)
+        self.blocks, self.used = [], 0

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dualform.memory import BLOCK_ROWS, Block, Store
+from dualform.memory import Block, Store
 
 
 @runtime_checkable
@@ -62,13 +62,15 @@ class Slots:
 def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch | None = None) -> Iterator[Slots]:
     """The slots of a layer that the view shows, block by block, in the order of training."""
     info, _ = store.layer(layer)
-    key_buffer = torch.empty(BLOCK_ROWS, info.d_in, dtype=store.compute)
-    error_buffer = torch.empty(BLOCK_ROWS if errors else 0, info.d_out, dtype=store.compute)
+    whole = view.visible is None and view.horizon >= store.steps
+    rows = store.block_rows(info.name)
+    key_buffer = torch.empty(rows, info.d_in, dtype=store.compute)
+    error_buffer = torch.empty(rows if errors else 0, info.d_out, dtype=store.compute)
     for block in store.blocks(info.name, errors=errors, upto=view.horizon):
         count = len(block.slots)
-        rows = _shown(block, view)
-        if rows is not None:
-            block = block.take(rows)
+        shown = None if whole else _shown(block, view)
+        if shown is not None:
+            block = block.take(shown)
         if len(block.slots):
             yield Slots(
                 block,

@@ -49,18 +49,28 @@ def group_slots(store: Store, layers: Sequence[str], column: str | None) -> Grou
     """The groups of a column (None: all in one). Slots of these layers whose value is not known are a group None."""
     if column is None:
         return GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64))
-    names, ids = groups_of(store.visits, column)
+    names, ids = groups_of(store, column)
     if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers):
         names = (*names, None)
     return GroupOf.of_visits(names, ids)
 
 
-def groups_of(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
-    """The values of a column, sorted, and for each visit the number of its own (one more where it has none)."""
-    if column not in visits.column_names:
+def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+    """The values of a column, sorted, and for each visit the number of its own (one more where it has none).
+
+    Kept for the next question.
+    """
+    if column not in store.visits.column_names:
         raise UnknownColumn(
-            f"no column '{column}' among the visits: there are {visits.column_names}. Note it while recording."
+            f"no column '{column}' among the visits: there are {store.visits.column_names}. Note it while recording."
         )
+    key = ("groups", column)
+    if key not in store.cache:
+        store.cache[key] = _encode(store.visits, column)
+    return store.cache[key]
+
+
+def _encode(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
     encoded = visits[column].combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

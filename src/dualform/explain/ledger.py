@@ -49,7 +49,7 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
 
 def make_ledger(store: Store, view: View, column: str, progress: bool) -> Ledger:
     """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
-    names, ids = groups_of(store.visits, column)
+    names, ids = groups_of(store, column)
     if not explained(store):
         raise QueryError(
             "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "

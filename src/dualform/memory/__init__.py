@@ -7,13 +7,12 @@ from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .manifest import Manifest, Shard, load_manifest
 from .samples import sampled_bytes, sampled_entries, samples_at
-from .store import BLOCK_ROWS, Store
+from .store import Store
 from .tables import Call, ParameterStep
 from .tensors import write_tensors
 from .writer import Pending, Writer
 
 __all__ = [
-    "BLOCK_ROWS",
     "COMPUTED",
     "INIT",
     "SIGN",

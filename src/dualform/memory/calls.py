@@ -28,13 +28,20 @@ class Calls:
         """The call of each slot."""
         return np.searchsorted(self.start, slots, side="right") - 1
 
-    def visits_of(
-        self, slots: Int[np.ndarray, " m"], calls: Int[np.ndarray, " m"] | None = None
-    ) -> Int[np.ndarray, " m"]:
-        """The visit of each slot, −1 where it is not known; ``calls`` are their calls, if at hand."""
-        k = self.of(slots) if calls is None else calls
+    def visits_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The visit of each slot, −1 where it is not known."""
+        if self._shift is not None:
+            return slots + self._shift
+        k = self.of(slots)
         visits = self.visit[k] + (slots - self.start[k]) // self.stride[k] % self.batch[k]
         return np.where(self.visit[k] < 0, -1, visits)
+
+    @cached_property
+    def _shift(self) -> int | None:
+        """From slots to their visits, where every slot is the one row of its visit and they come in the same order."""
+        shift = self.visit - self.start
+        plain = (self.stride == 1) & (self.rows <= self.batch) & (self.visit >= 0) & (shift == shift[:1])
+        return int(shift[0]) if plain.size and plain.all() else None
 
     def positions_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
         """The place of each slot inside its example (token, pixel)."""
@@ -67,7 +74,7 @@ class Block:
     @cached_property
     def visits(self) -> Int[np.ndarray, " m"]:
         """The visit of each row, −1 where it is not known."""
-        return self.calls.visits_of(self.slots, self.call)
+        return self.calls.visits_of(self.slots)
 
     def coefficients(self, of_step: Float[np.ndarray, " T1"], bias: bool = False) -> Float[np.ndarray, " m"]:
         """What each row counts for in the weight (or the bias), from the coefficient of its step."""

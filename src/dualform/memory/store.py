@@ -16,15 +16,18 @@ from dualform.errors import HorizonError, LayerNotFound, NoSteps
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
 from .calls import Block, Calls
-from .codec import COMPUTED, row_scale
+from .codec import COMPUTED, STORED, row_scale
 from .files import verify
 from .manifest import Manifest, Shard, load_manifest
 from .schedule import Moves, Schedule
 from .snapshots import Snapshots
 from .tensors import map_tensors
 
-BLOCK_ROWS = 6144
-"""Rows that are decoded and multiplied at a time: small enough for the cache, large enough for the matrix product."""
+BLOCK_ROWS = 4096
+"""The most rows of a block."""
+
+DECODED = 4 << 20
+"""The most bytes of keys that are decoded at a time: they are still in the cache when they are multiplied."""
 
 
 class Store:
@@ -147,9 +150,17 @@ class Store:
         """How many slots a layer has."""
         return sum(shard.slots.get(layer, 0) for shard in self.manifest.shards)
 
-    def blocks(self, layer: str, *, errors: bool, rows: int = BLOCK_ROWS, upto: int | None = None) -> Iterator[Block]:
-        """The slots of a layer, in order, a few at a time; ``upto`` ends with the shard of that step."""
+    def block_rows(self, layer: str) -> int:
+        """The most rows that a block of a layer has."""
+        if self.compute == STORED[self.manifest.dtype]:
+            return BLOCK_ROWS
+        info, _ = self.layer(layer)
+        return min(BLOCK_ROWS, max(64, DECODED // (info.d_in * self.compute.itemsize)))
+
+    def blocks(self, layer: str, *, errors: bool, rows: int | None = None, upto: int | None = None) -> Iterator[Block]:
+        """The slots of a layer, in order, some ``rows`` at a time; ``upto`` ends with the shard of that step."""
         calls, first = self.calls(layer), 0
+        rows = self.block_rows(layer) if rows is None else rows
         for shard in self.manifest.shards:
             if upto is not None and shard.first > upto:
                 return
