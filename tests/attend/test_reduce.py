@@ -114,6 +114,22 @@ def test_the_best_slots_are_those_of_the_full_matrix(
             assert slots[len(found) :] == [-1] * (k - len(found))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_many_equal_candidates_keep_the_order_of_training(k, order, tmp_path):
+    """Far more slots beat the worst of the best than there are places, and most of them are equal."""
+    store = random_memory(tmp_path, [30, 40, 50], 1, coarse=True, shards=False)
+    queries, view = queries_of(1, 4, 1, coarse=True), View(3)
+    scores = full(store, queries, view)
+    for rows in (25, 60, 4096):
+        asked = {score: Best(k, 4, score, order) for score in SCORES}
+        with cut(1, rows, 2):
+            scan(store, "0", view, queries, list(asked.values()), of_step=coefficients(store, "0.weight", 3).of_step)
+        for score, best in asked.items():
+            expected = [ordered(scores[score][i].numpy(), order, k) for i in range(4)]
+            assert best.slot.tolist() == expected, (score, rows)
+
+
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     groups=st.sampled_from([1, 2, 5, 64, 65, 200]),
