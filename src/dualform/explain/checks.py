@@ -1,6 +1,5 @@
 """Is this the network of that step? What was kept of it tells: whole tensors, or a few entries of each weight."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dualform.attend import Agreement, View, agreement, entries, explained_layers, initial_part, layer_sums
-from dualform.memory import Store, sampled_bytes, sampled_entries, samples_at
+from dualform.memory import Store, sampled, samples_at
 from dualform.types import LayerInfo
 
 from .weights import explained, one_parameter
@@ -23,7 +22,7 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = explained(store)
-    found = [sampled_bytes(tensors[name].cpu(), sampled_entries(tensors[name].numel())) for name in names]
+    found = [sampled(tensors[name]).of(tensors[name]) for name in names]
     if found != _samples(store, names, step):
         return False
     rest = [p.name for p in store.manifest.parameters if p.kind == "rest"]
@@ -40,12 +39,12 @@ def check_samples(store: Store, view: View) -> dict[str, Agreement]:
     found = {}
     for layer in explained_layers(store):
         for name in layer_sums(store, layer, view.horizon):
-            info = store.parameters[name]
-            which = sampled_entries(math.prod(info.shape))
+            initial = store.initial(name)
+            which = sampled(initial).index
             kept = bytearray(samples_at(store, name, view.horizon)[0])
-            actual = torch.frombuffer(kept, dtype=getattr(torch, info.dtype))
-            first = store.initial(name).reshape(-1)[torch.from_numpy(which)].double()
-            built = _entries(store, layer, name, view, which)
+            actual = torch.frombuffer(kept, dtype=initial.dtype)
+            first = initial.reshape(-1)[which].double()
+            built = _entries(store, layer, name, view, which.numpy())
             steps = int((store.schedule(name)[0] <= view.horizon).sum())
             found[name] = agreement(actual, first.unsqueeze(1), built.unsqueeze(1), None, steps)
     return found

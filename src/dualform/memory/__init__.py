@@ -5,8 +5,9 @@ from .calls import Block, Calls
 from .codec import COMPUTED, STORED, Encoded, Room, all_finite, encode, encode_into
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
+from .glimpse import Glimpse
 from .manifest import Manifest, Shard, load_manifest
-from .samples import sampled_bytes, sampled_entries, samples_at
+from .samples import sampled, samples_at
 from .store import Store
 from .tables import Call, ParameterStep
 from .tensors import write_tensors
@@ -23,6 +24,7 @@ __all__ = [
     "Calls",
     "Encoded",
     "FileEntry",
+    "Glimpse",
     "Manifest",
     "ParameterStep",
     "Pending",
@@ -38,8 +40,7 @@ __all__ = [
     "refuse_foreign",
     "remove_memory",
     "remove_unlisted",
-    "sampled_bytes",
-    "sampled_entries",
+    "sampled",
     "samples_at",
     "verify",
     "write_tensors",

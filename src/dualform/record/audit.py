@@ -72,8 +72,8 @@ def _same_entries(passes: Sequence[Pass]) -> list[list[int]]:
 
 def _ratios(passes: Sequence[Pass], eps: float) -> tuple[Float[np.ndarray, " p"], Bool[np.ndarray, " p"]]:
     """By what the gradient was multiplied after each pass (NaN: cannot be seen); whether by more than one number."""
-    after = np.array([each.after for each in passes], np.float64)
-    later = np.array([each.later for each in passes], np.float64)
+    seen = passes[0].entries.seen
+    after, later = seen.values([each.after for each in passes]), seen.values([each.later or b"" for each in passes])
     power = np.einsum("pk,pk->p", after, after)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.einsum("pk,pk->p", later, after) / power
@@ -83,13 +83,16 @@ def _ratios(passes: Sequence[Pass], eps: float) -> tuple[Float[np.ndarray, " p"]
 
 def _is_wrong(added: Pass, eps: float) -> bool:
     """Whether what a pass added is not the product of its slots, beyond what rounding explains."""
-    total, size, rows = np.zeros(len(added.after)), np.abs(added.after).astype(np.float64), 0
+    seen = added.entries.seen
+    after = seen.values([added.after])[0]
+    total, size, rows = np.zeros(len(after)), np.abs(after), 0
     for error, key in added.terms or ():
         e, x = error.double().cpu().numpy(), None if key is None else key.double().cpu().numpy()
         total += e.sum(0) if x is None else (e.T @ x).ravel()
         size += np.abs(e).sum(0) if x is None else (np.abs(e).T @ np.abs(x)).ravel()
         rows += len(e)
     if added.before is not None:
-        total, size = total + added.before, size + np.abs(added.before)
+        before = seen.values([added.before])[0]
+        total, size = total + before, size + np.abs(before)
     eps = max([eps, *(slots.eps for slots in added.slots)])
-    return bool((np.abs(added.after - total) > (16 + 2 * rows**0.5) * eps * size + 1e-30).any())
+    return bool((np.abs(after - total) > (16 + 2 * rows**0.5) * eps * size + 1e-30).any())

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualform.memory import Glimpse
+
 from .stage import Slots
 
 CANDIDATES, SIDE = 1024, 4
@@ -26,12 +28,7 @@ class Entries:
 
     rows: Tensor
     columns: Tensor | None
-    flat: Tensor
-
-    def of(self, tensor: Tensor) -> np.ndarray:
-        """Their values in a tensor."""
-        found = torch.take(tensor.detach(), self.flat)
-        return (found if found.is_cpu and found.dtype != torch.bfloat16 else found.double().cpu()).numpy()
+    seen: Glimpse
 
     def terms(self, key: Tensor, error: Tensor) -> "Terms":
         """What the rows of a call add to them: the factors."""
@@ -48,8 +45,8 @@ class Pass:
     """What one backward pass added to a gradient: the watched entries before, right after, and when more happened."""
 
     entries: Entries
-    before: np.ndarray | None
-    after: np.ndarray
+    before: bytes | None
+    after: bytes
     slots: list[Slots]
     terms: list[Terms] | None
     """There where the pass is to be checked."""
@@ -57,7 +54,7 @@ class Pass:
     """Whether it was added to a gradient that a step had used already."""
     version: int
     """How often the gradient had been changed when the pass was over."""
-    later: np.ndarray | None = None
+    later: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class Opened:
 
     grad: Tensor | None
     version: int
-    now: np.ndarray | None
+    now: bytes | None
     passes: int
     checked: bool
     slots: list[Slots] = field(default_factory=list)
@@ -116,30 +113,31 @@ class Follower:
         assert grad is not None
         before, checked = opened.now, opened.checked and len(self.passes) == opened.passes  # no other pass within it
         entries = self.entries or self._choose(grad)
-        after = entries.of(grad)
-        if not after.any() and not opened.calls:
+        after = entries.seen.of(grad)
+        if not opened.calls and entries.seen.zero(after):
             entries, before, checked = self._choose(grad), None, False  # look where the gradient is not zero
-            after = entries.of(grad)
+            after = entries.seen.of(grad)
         terms = opened.terms + [entries.terms(*call) for call in opened.calls] if checked else None
-        left_over = not self.passes and before is not None and bool(before.any())
+        left_over = not self.passes and before is not None and not entries.seen.zero(before)
         self.passes.append(Pass(entries, before, after, opened.slots, terms, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []
 
-    def read(self, grad: Tensor) -> np.ndarray:
+    def read(self, grad: Tensor) -> bytes:
         """The watched entries as they are now. Where they became zero, the passes so far are gone."""
         assert self.entries is not None
-        now = self.entries.of(grad)
+        seen = self.entries.seen
+        now = seen.of(grad)
         if self.passes:
-            if not now.any() and self.passes[-1].after.any():
+            if seen.zero(now) and not seen.zero(self.passes[-1].after):
                 self.passes = []
             else:
                 self.passes[-1].later = now
         return now
 
-    def _was_zeroed(self, grad: Tensor, now: np.ndarray | None) -> bool:
+    def _was_zeroed(self, grad: Tensor, now: bytes | None) -> bool:
         """Whether somebody zeroed a gradient in which there was nothing to see."""
-        if now is not None and now.any():
+        if now is not None and self.entries is not None and not self.entries.seen.zero(now):
             return False
         return grad._version != self.passes[-1].version and not bool(grad.any())
 
@@ -163,11 +161,12 @@ class Follower:
                 some, values = torch.arange(size, device=flat.device), flat.abs()
         best = some[values.topk(min(SIDE, len(some))).indices].unique()
         if grad.ndim == 1:
-            self.entries = Entries(best, None, best)
+            self.entries = Entries(best, None, Glimpse(best.tolist(), 1, grad.dtype))
         else:
             width = grad.shape[-1]
             first = int(best[flat[best].abs().argmax()]) % width  # neighbours: they lie in one line of the cache
             columns = torch.arange(SIDE, device=flat.device) + max(0, min(first - first % SIDE, width - SIDE))
             rows, columns = (best // width).unique(), columns[columns < width]
-            self.entries = Entries(rows, columns, (rows[:, None] * width + columns).flatten())
+            begins = (rows * width + columns[0]).tolist()
+            self.entries = Entries(rows, columns, Glimpse(begins, len(columns), grad.dtype))
         return self.entries

@@ -14,8 +14,7 @@ from dualform.memory import (
     Store,
     load_manifest,
     remove_unlisted,
-    sampled_bytes,
-    sampled_entries,
+    sampled,
     samples_at,
     verify,
     write_tensors,
@@ -92,12 +91,12 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
     own = buffers(plan, optimizers)
     for name in plan.explained:
         tensor = plan.tensors[name]
-        entries = sampled_entries(tensor.numel())
+        some = sampled(tensor)
         kept, kept_buffer = samples_at(store, name, step)
         buffer = own.get(name)
-        if sampled_bytes(tensor.cpu(), entries) != kept:
+        if some.of(tensor) != kept:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
-        if (b"" if buffer is None else sampled_bytes(buffer.cpu(), entries)) != kept_buffer:
+        if (b"" if buffer is None else some.of(buffer)) != kept_buffer:
             raise ResumeError(
                 f"the optimiser is not the memory's own at step {step}: its buffer of '{name}' differs. {hint}"
             )

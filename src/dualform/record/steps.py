@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import Tensor, optim
 
 from dualform.errors import NonFiniteGradient
@@ -82,7 +81,7 @@ class Steps:
         self._staged = staged
 
     def _look_at(self, follower: Follower, grad: Tensor) -> None:
-        finite = follower.entries is None or bool(np.isfinite(follower.read(grad)).all())
+        finite = follower.entries is None or follower.entries.seen.finite(follower.read(grad))
         if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
             raise self._not_finite(f"the gradient of '{follower.name}' holds")
         if not follower.passes and bool(grad.any()):

@@ -1,0 +1,64 @@
+"""A few entries of a tensor, read as bytes.
+
+Between the matrix products of training an index into a tensor costs far more than the numbers it brings, so where a
+tensor simply lies in memory the bytes are taken from there, and what they mean is found out later.
+"""
+
+import math
+from collections.abc import Sequence
+from ctypes import string_at
+from struct import Struct
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+_LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
+
+
+class Glimpse:
+    """Which entries of a flat tensor are looked at: runs of neighbours, ``width`` each (they share a cache line)."""
+
+    def __init__(self, begins: Sequence[int], width: int, dtype: torch.dtype) -> None:
+        self.begins, self.width, self.dtype = tuple(begins), width, dtype
+        self._offsets = [begin * dtype.itemsize for begin in begins]
+        self._bytes = width * dtype.itemsize
+        self._numbers = Struct(f"{len(self.begins) * width}{_LETTERS[dtype]}") if dtype in _LETTERS else None
+
+    def __len__(self) -> int:
+        return len(self.begins) * self.width
+
+    def of(self, tensor: Tensor) -> bytes:
+        """The entries of a tensor, in its own precision."""
+        if (
+            type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype is self.dtype and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+        ):  # fmt: skip
+            at, size = tensor.data_ptr(), self._bytes
+            return b"".join([string_at(at + offset, size) for offset in self._offsets])
+        some = tensor.detach().to_dense().reshape(-1)[self.index.to(tensor.device)]
+        return some.to("cpu", self.dtype).view(torch.uint8).numpy().tobytes()
+
+    @property
+    def index(self) -> Tensor:
+        """Where they lie."""
+        return (torch.tensor(self.begins)[:, None] + torch.arange(self.width)).flatten()
+
+    def values(self, read: Sequence[bytes]) -> Float[np.ndarray, "n k"]:
+        """What was read, as numbers."""
+        flat = torch.frombuffer(bytearray(b"".join(read)), dtype=self.dtype) if len(self) and read else torch.zeros(0)
+        return flat.double().numpy().reshape(len(read), len(self))
+
+    def finite(self, read: bytes) -> bool:
+        """Whether none of them is NaN or infinite."""
+        if self._numbers is not None and math.isfinite(sum(self._numbers.unpack(read))):
+            return True
+        return bool(np.isfinite(self.values([read])).all())
+
+    def zero(self, read: bytes) -> bool:
+        """Whether all of them are zero."""
+        return not read.strip(b"\0\x80") and not self.values([read]).any()  # 0x80: the sign of a negative zero
+
+
+_PLAIN = (Tensor, nn.Parameter)
