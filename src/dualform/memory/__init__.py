@@ -2,7 +2,7 @@
 
 from .arena import Arena
 from .calls import Block, Calls
-from .codec import COMPUTED, STORED, Encoded, Room, all_finite, encode, encode_into
+from .codec import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, encode_into
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .glimpse import Glimpse
@@ -22,6 +22,7 @@ __all__ = [
     "Block",
     "Call",
     "Calls",
+    "Desk",
     "Encoded",
     "FileEntry",
     "Glimpse",

@@ -14,8 +14,11 @@ from dualform.types import DType
 STORED: dict[DType, torch.dtype] = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 COMPUTED: dict[DType, torch.dtype] = {"float16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
-SMALL, HUGE = 2.0**-6, 2.0**15
-"""Keys are kept as they are where the norms of all rows lie between these; else each row gets a power of two."""
+SMALL, HUGE = -6, 15
+"""Keys are kept as they are where the sizes of all rows lie between these powers of two; else each row gets its own."""
+
+TINY = 1e-15
+"""Smaller norms may have lost squares."""
 
 
 class Encoded(NamedTuple):
@@ -42,43 +45,106 @@ def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[E
     return Encoded(values, torch.from_numpy(exponents) if needed else None), finite
 
 
-def encode_into(rooms: Sequence[Room]) -> list[bool]:
+def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[bool]:
     """Copy rows into the stored precision, and their powers of two where they get any; returns which are finite.
 
     Backprop errors always get their power of two in float16, since late errors are tiny and would flush to zero; layer
-    inputs only where they would overflow or lose digits. A power of two costs no precision. All sizes are looked at in
-    one go: in the middle of training the first numpy call costs more than the numbers.
+    inputs only where they would overflow or lose digits. A power of two costs no precision.
     """
     if rooms[0].values.dtype != torch.float16 or not any(room.rows.numel() for room in rooms):
         for room in rooms:
             room.values.copy_(room.rows)
         return [all_finite(room.rows) for room in rooms]
-    norms = [torch.linalg.vector_norm(room.rows, dim=1) for room in rooms]  # at most √d times the largest entry
-    sizes, finite = torch.cat(norms).numpy(), True
-    if not 1e-15 < sizes.min() <= sizes.max() < np.inf:  # squares may have left the range
-        sizes = torch.cat([_largest(room.rows) for room in rooms]).numpy()
-        finite = bool(np.isfinite(sizes).all())
-    exponents = np.frexp(sizes if finite else np.nan_to_num(sizes, posinf=0.0))[1] - 4  # rows stay below 16
-    with np.errstate(over="ignore"):
-        shift = np.ldexp(np.ones((), sizes.dtype), -exponents)
-    shift[shift == np.inf] = 0.0  # a row so small that its power of two overflows is kept as zeros
-    begin = 0
+    if (desk or Desk()).encode(rooms):
+        return [True] * len(rooms)
     for room in rooms:
-        cut = slice(begin, begin + len(room.rows))
-        begin = cut.stop
-        if not room.scaled and _fits(sizes[cut]):
-            room.values.copy_(room.rows)
-            continue
-        room.exponents[:] = exponents[cut]
-        room.values.copy_(room.rows * torch.from_numpy(shift[cut]).unsqueeze(1))
-    return [finite or all_finite(room.rows) for room in rooms]
+        _encode_any(room)
+    return [all_finite(room.rows) for room in rooms]
 
 
-def _fits(size: Float[np.ndarray, " m"]) -> bool:
-    """Whether every row is zero or of a size that half precision keeps well."""
-    if size.min() >= SMALL and size.max() < HUGE:
+class Place(NamedTuple):
+    """The part of a desk for the rows of one room: their sizes, the powers of two of these, what takes those out."""
+
+    sizes: Float[Tensor, " m"]
+    powers: Int[np.ndarray, " m"]
+    shifts: Float[Tensor, "m 1"]
+    scaled: Float[Tensor, "m d"]
+
+
+class Desk:
+    """Where the rows of a pass are looked at, all of them in one go, and on the same desk again and again.
+
+    In the middle of training nothing of this lies in the processor's caches: a call costs more than the numbers.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: list[torch.Size] = []
+
+    def encode(self, rooms: Sequence[Room]) -> bool:
+        """Encode rows of single precision whose squares stay in its range; False if some are of another kind.
+
+        A size has its power of two in its upper bits; 127 stands for 2⁰ there.
+        """
+        if any(room.rows.dtype != torch.float32 for room in rooms):
+            return False
+        shapes = [room.rows.shape for room in rooms]
+        if shapes != self._shapes:
+            self._lay_out(shapes)
+        for room, place in zip(rooms, self._places, strict=True):
+            torch.linalg.vector_norm(room.rows, dim=1, out=place.sizes)  # at most √d times the largest entry
+        if not self._sizes.min() > TINY and not self._without_zeros(rooms):
+            return False
+        if not self._sizes.max() < np.inf:
+            return False
+        np.right_shift(self._sizes.view(np.int32), 23, out=self._powers)
+        np.left_shift(257 - self._powers, 23, out=self._shifts)  # 257 = 127 + 127 + 3: sizes end up between 8 and 16
+        for room, place in zip(rooms, self._places, strict=True):
+            if not room.scaled and place.powers.min() >= SMALL + 127 and place.powers.max() < HUGE + 127:
+                room.values.copy_(room.rows)
+            else:
+                np.subtract(place.powers, 130, out=room.exponents, casting="unsafe")
+                room.values.copy_(torch.mul(room.rows, place.shifts, out=place.scaled))
         return True
-    return bool(((size == 0) | ((size >= SMALL) & (size < HUGE))).all())
+
+    def _without_zeros(self, rooms: Sequence[Room]) -> bool:
+        """Let rows of zeros count as rows of size 1; whether no other row is too small."""
+        for room, place in zip(rooms, self._places, strict=True):
+            zero = place.sizes == 0
+            if bool(room.rows[zero].any()):
+                return False
+            place.sizes[zero] = 1.0
+        return bool(self._sizes.min() > TINY)
+
+    def _lay_out(self, shapes: list[torch.Size]) -> None:
+        counts = [rows for rows, _ in shapes]
+        sizes, shifts = torch.empty(sum(counts)), torch.empty(sum(counts))
+        self._shapes, self._sizes, self._shifts = shapes, sizes.numpy(), shifts.numpy().view(np.int32)
+        self._powers = np.empty(sum(counts), np.int32)
+        room = torch.empty(max(shape.numel() for shape in shapes))
+        self._places = [
+            Place(own, powers, shift, room[: shape.numel()].view(shape))
+            for own, powers, shift, shape in zip(
+                sizes.split(counts),
+                np.split(self._powers, np.cumsum(counts[:-1])),
+                shifts.unsqueeze(1).split(counts),
+                shapes,
+                strict=True,
+            )
+        ]
+
+
+def _encode_any(room: Room) -> None:
+    """Encode rows of any precision and size."""
+    size = _largest(room.rows).numpy()
+    if not room.scaled and bool(((size == 0) | ((size >= 2.0**SMALL) & (size < 2.0**HUGE))).all()):
+        room.values.copy_(room.rows)
+        return
+    exponents = np.frexp(np.nan_to_num(size, posinf=0.0))[1] - 4
+    with np.errstate(over="ignore"):
+        shift = np.ldexp(np.ones((), size.dtype), -exponents)
+    shift[shift == np.inf] = 0.0  # a row so small that its power of two overflows is kept as zeros
+    room.exponents[:] = exponents
+    room.values.copy_(room.rows * torch.from_numpy(shift).unsqueeze(1))
 
 
 def _largest(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
-from dualform.memory import Arena, Room, encode_into
+from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType, LayerInfo
 
 from .gradients import Follower, Opened
@@ -60,6 +60,7 @@ class Passes:
         """How much they are by now."""
         self.open = True
         self._stages = {layer.name: Stage(layer, dtype) for layer in plan.layers}
+        self._desk = Desk()
         self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
 
@@ -139,7 +140,7 @@ class Passes:
             if users:
                 new.append(self._take(call, [(follower, under_way.opened[follower]) for follower in users]))
         if new:
-            _encode(new)
+            self._encode(new)
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.optimised)
 
@@ -156,12 +157,12 @@ class Passes:
             follower.call(opened, slots, key, error)
         return slots, rooms
 
-
-def _encode(new: Sequence[tuple[Slots, list[Room]]]) -> None:
-    """Copy all calls of a pass."""
-    finite = iter(encode_into([room for _, rooms in new for room in rooms]))
-    for slots, rooms in new:
-        slots.finite = all([next(finite) for _ in rooms])
+    def _encode(self, new: Sequence[tuple[Slots, list[Room]]]) -> None:
+        """Copy all calls of a pass."""
+        finite = iter(encode_into([room for _, rooms in new for room in rooms], self._desk))
+        for slots, rooms in new:
+            slots.finite = all([next(finite) for _ in rooms])
+            slots.run.follow(slots.begin, slots.end)
 
 
 def _replaced(name: str) -> UnsupportedLayer:

@@ -7,7 +7,6 @@ are compared with the real weights, so every shard on disk comes with its certif
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +18,7 @@ from dualform.attend import Agreement, View, agreement, entries, initial_part
 from dualform.memory import ParameterStep, Store
 
 from .plan import Plan
-from .stage import Slots
-
-SIDE = 16
-"""Rows and columns that are followed of a weight."""
-
-RUN = 8
-"""… in stretches of so many: neighbours lie in one line of the processor's cache."""
+from .stage import Slots, followed
 
 
 class Used(NamedTuple):
@@ -75,7 +68,7 @@ class Proof:
 
     def _state(self, store: Store, name: str, step: int) -> State:
         layer = self.layers[name]
-        which = Entries(_some(layer.d_out), _some(layer.d_in) if name == layer.weight else None)
+        which = Entries(followed(layer.d_out), followed(layer.d_in) if name == layer.weight else None)
         first = which.of(store.initial(name)).double().numpy()
         if step:
             weight, buffer = (self._rebuilt(store, name, which, step, of) for of in ("weight", "buffer"))
@@ -126,19 +119,19 @@ class Proof:
             return
         rows, sizes = _rows(used)
         biases = {module.name: module.bias for module in layer.modules}
-        errors = run.error_columns(rows, _some(layer.d_out)).T
+        errors = run.error_columns(rows).T
         for name in layer.parameters:
             state = self.states.get(name)
             if state is None:
                 continue
-            which = state.entries.columns
-            value = np.array([_value(each, name, which is not None, biases, coefficients[name]) for each in used])
+            weight = name == layer.weight
+            value = np.array([_value(each, name, weight, biases, coefficients[name]) for each in used])
             value = value.repeat(sizes, axis=0)
-            if which is None:
+            if not weight:
                 added = errors @ value
                 state.weight, state.buffer = state.weight + added[:, :1], state.buffer + added[:, 1:]
                 continue
-            keys = run.key_columns(rows, which)
+            keys = run.key_columns(rows)
             state.weight += errors @ (keys * value[:, :1])
             if value[:, 1].any():
                 state.buffer += errors @ (keys * value[:, 1:])
@@ -169,12 +162,3 @@ def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
     if begins[1:] == ends[:-1]:
         return slice(begins[0], ends[-1]), sizes
     return np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]), sizes
-
-
-@cache
-def _some(size: int) -> Int[np.ndarray, " k"]:
-    """Some indices below ``size``, in order."""
-    if size <= SIDE:
-        return np.arange(size)
-    begins = np.random.default_rng(size).choice(size // RUN, SIDE // RUN, replace=False) * RUN
-    return np.sort((begins[:, None] + np.arange(RUN)).ravel())

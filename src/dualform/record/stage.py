@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dualform.memory import STORED, Arena, Encoded, Room
@@ -18,6 +19,18 @@ from .notes import Batch
 
 ROWS, ROOM = 1024, 2 << 20
 """A run has room for so many rows, or for so many bytes."""
+
+SIDE, STRETCH = 16, 8
+"""Columns of inputs and errors that the certificate follows, and how many of them lie side by side."""
+
+
+@cache
+def followed(size: int) -> Int[np.ndarray, " k"]:
+    """Those of so many, in order."""
+    if size <= SIDE:
+        return np.arange(size)
+    begins = np.random.default_rng(size).choice(size // STRETCH, SIDE // STRETCH, replace=False) * STRETCH
+    return np.sort((begins[:, None] + np.arange(STRETCH)).ravel())
 
 
 class Slots:
@@ -47,6 +60,8 @@ class Run:
         self.errors = arena.room((rows, layer.d_out), dtype) if layer.keep == "slots" else None
         self._key_exponents = np.zeros(rows, np.int16)
         self._error_exponents = np.zeros(rows, np.int16)
+        self._key_columns = Columns(self.keys)
+        self._error_columns = None if self.errors is None else Columns(self.errors)
         self._users: list[weakref.ref[Slots]] = []
 
     def take(self, slots: Slots, key: Tensor, error: Tensor) -> list[Room]:
@@ -75,14 +90,42 @@ class Run:
         keys = _encoded(self.keys, self._key_exponents, begin, end)
         return keys, None if self.errors is None else _encoded(self.errors, self._error_exponents, begin, end)
 
-    def key_columns(self, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Some columns of some keys as they are stored, in float64."""
-        return _columns(self.keys, self._key_exponents, rows, which)
+    def follow(self, begin: int, end: int) -> None:
+        """Some rows have been encoded: take the columns that the certificate needs while they are at hand."""
+        self._key_columns.take(begin, end)
+        if self._error_columns is not None:
+            self._error_columns.take(begin, end)
 
-    def error_columns(self, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Some columns of some errors as they are stored, in float64."""
-        assert self.errors is not None
-        return _columns(self.errors, self._error_exponents, rows, which)
+    def key_columns(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
+        """The followed columns of some keys as they are stored, in float64."""
+        return self._key_columns.of(rows, self._key_exponents)
+
+    def error_columns(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
+        """The followed columns of some errors as they are stored, in float64."""
+        assert self._error_columns is not None
+        return self._error_columns.of(rows, self._error_exponents)
+
+
+class Columns:
+    """The followed columns of a run, beside the run."""
+
+    def __init__(self, values: Shaped[Tensor, "m d"]) -> None:
+        self._values = values.numpy()
+        which = followed(self._values.shape[1])
+        self._some = np.empty((len(values), len(which)), self._values.dtype)
+        self._stretches = [
+            (slice(at, at + STRETCH), slice(which[at], which[at] + STRETCH)) for at in range(0, len(which), STRETCH)
+        ]
+
+    def take(self, begin: int, end: int) -> None:
+        """Copy those of some rows."""
+        for here, there in self._stretches:
+            self._some[begin:end, here] = self._values[begin:end, there]
+
+    def of(self, rows: slice | np.ndarray, exponents: Int[np.ndarray, " m"]) -> Float[np.ndarray, "r k"]:
+        """Those of some rows, as numbers."""
+        found, powers = torch.from_numpy(self._some[rows]).double().numpy(), exponents[rows]
+        return np.ldexp(found, powers[:, None]) if powers.any() else found
 
 
 class Stage:
@@ -120,9 +163,3 @@ def _plain(rows: Tensor) -> Tensor:
 def _encoded(values: Tensor, exponents: np.ndarray, begin: int, end: int) -> Encoded:
     some = exponents[begin:end]
     return Encoded(values[begin:end], torch.from_numpy(some) if some.any() else None)
-
-
-def _columns(values: Tensor, exponents: np.ndarray, rows: slice | np.ndarray, which: np.ndarray) -> np.ndarray:
-    found = torch.from_numpy(values.numpy()[rows].take(which, axis=1)).double().numpy()
-    powers = exponents[rows]
-    return np.ldexp(found, powers[:, None]) if powers.any() else found
