@@ -1,20 +1,19 @@
 """``nn.Linear``: the key is its input, the error the gradient at its output."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
-def key_of(module: nn.Linear, args: tuple, kwargs: dict) -> Tensor:
+def key_of(args: tuple, kwargs: dict, output: Tensor, *, owned: bool) -> Tensor:
     """The input as the layer multiplies it; it must stay as it is until the layer's backward step.
 
-    Autograd sees to that where it needs the input for the weight's gradient. Under autocast the layer multiplies a
-    cast of its input, and the input itself may change afterwards.
+    Autograd sees to that where it needs the input for the weight's gradient (``owned``). Under autocast the layer
+    multiplies a cast of its input, in the precision of its output.
     """
     x: Tensor = (args[0] if args else kwargs["input"]).detach()
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(device))
-    return x if module.weight.requires_grad else x.clone()
+    if x.dtype is not output.dtype:
+        return x.to(output.dtype)
+    return x if owned else x.clone()
 
 
 def node_of(output: Tensor) -> torch.autograd.graph.Node:

@@ -25,8 +25,11 @@ from .notes import Batch, Notes
 from .plan import Plan
 from .stage import Slots, Stage
 
-CHECKED = 3
-"""In every backward pass one parameter in so many is checked, in turn."""
+CHECKED, AT_FIRST = 12, 3
+"""In every backward pass one parameter in so many is checked, in turn; more of them in the first passes."""
+
+FIRST = 64
+"""Passes that count as the first."""
 
 
 class Backward(NamedTuple):
@@ -70,7 +73,7 @@ class Passes:
         for layer in self.plan.layers:
             for info in layer.modules:
                 names = (("weight", layer.weight), ("bias", info.bias))
-                followers = {own: self.followers[name] for own, name in names if name is not None}
+                followers = [(own, self.followers[name]) for own, name in names if name is not None]
                 hook = partial(self._forward, layer, info.name, followers)
                 module = self.plan.modules[info.name]
                 handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
@@ -88,17 +91,17 @@ class Passes:
         return any(follower.passes for follower in self.followers.values())
 
     def _forward(
-        self, layer: LayerInfo, name: str, followers: Mapping[str, Follower], module: nn.Linear, args: tuple,
+        self, layer: LayerInfo, name: str, followers: Sequence[tuple[str, Follower]], module: nn.Linear, args: tuple,
         kwargs: dict, output: Tensor,
     ) -> None:  # fmt: skip
         if not output.requires_grad:
             return
-        trained = []
-        for own, follower in followers.items():
-            parameter = module._parameters[own]
-            if parameter is not follower.parameter:
+        trained, parameters = [], module._parameters
+        for own, follower in followers:
+            parameter = follower.parameter
+            if parameters[own] is not parameter:
                 raise _replaced(follower.name)
-            if follower.parameter.requires_grad:
+            if parameter.requires_grad:
                 trained.append(follower)
         if not trained:
             return
@@ -107,7 +110,8 @@ class Passes:
         batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        hook = partial(self._error, layer, name, key_of(module, args, kwargs), batch, number, trained)
+        key = key_of(args, kwargs, output, owned=trained[0].name == layer.weight)
+        hook = partial(self._error, layer, name, key, batch, number, trained)
         node_of(output).register_prehook(hook)
 
     def _error(
@@ -125,8 +129,8 @@ class Passes:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
         for follower in trained:
             if follower not in under_way.opened:
-                checked = (len(under_way.opened) + self._turn) % CHECKED == 0
-                under_way.opened[follower] = follower.begin(checked)
+                every = AT_FIRST if self._turn <= FIRST else CHECKED
+                under_way.opened[follower] = follower.begin((len(under_way.opened) + self._turn) % every == 0)
         if key.numel():
             under_way.calls.append(Backward(layer, module, key, error.detach(), batch, number, trained))
 
@@ -146,9 +150,10 @@ class Passes:
 
     def _take(self, call: Backward, users: Sequence[tuple[Follower, Opened]]) -> tuple[Slots, list[Room]]:
         """Make slots of a call: what is to be copied, and where to."""
-        layer, leading = call.layer, tuple(call.key.shape[:-1])
-        slots = Slots(layer, call.module, leading, call.batch, call.number)
-        key, error = call.key.reshape(-1, layer.d_in), call.error.reshape(-1, layer.d_out)
+        layer, key, error = call.layer, call.key, call.error
+        slots = Slots(layer, call.module, tuple(key.shape[:-1]), call.batch, call.number)
+        if key.ndim != 2:
+            key, error = key.reshape(-1, layer.d_in), error.reshape(-1, layer.d_out)
         stage = self._stages[layer.name]
         rooms = stage.take(slots, key, error, self.arena)
         self.bytes += len(key) * stage.row_bytes

@@ -22,7 +22,7 @@ from .proof import Proof, Used
 from .rest import Rest
 from .stage import Run, Slots
 
-SHARD_BYTES = 32 << 20
+SHARD_BYTES = 64 << 20
 SHARD_SECONDS = 60.0
 
 DIGEST_STEPS = 64

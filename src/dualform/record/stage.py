@@ -111,11 +111,9 @@ class Columns:
 
     def __init__(self, values: Shaped[Tensor, "m d"]) -> None:
         self._values = values.numpy()
-        which = followed(self._values.shape[1])
-        self._some = np.empty((len(values), len(which)), self._values.dtype)
-        self._stretches = [
-            (slice(at, at + STRETCH), slice(which[at], which[at] + STRETCH)) for at in range(0, len(which), STRETCH)
-        ]
+        width = self._values.shape[1]
+        self._some = np.empty((len(values), min(SIDE, width)), self._values.dtype)
+        self._stretches = _stretches(width)
 
     def take(self, begin: int, end: int) -> None:
         """Copy those of some rows."""
@@ -126,6 +124,13 @@ class Columns:
         """Those of some rows, as numbers."""
         found, powers = torch.from_numpy(self._some[rows]).double().numpy(), exponents[rows]
         return np.ldexp(found, powers[:, None]) if powers.any() else found
+
+
+@cache
+def _stretches(size: int) -> list[tuple[slice, slice]]:
+    """Where the stretches of the followed columns lie among themselves, and among all."""
+    which = followed(size)
+    return [(slice(at, at + STRETCH), slice(which[at], which[at] + STRETCH)) for at in range(0, len(which), STRETCH)]
 
 
 class Stage:

@@ -9,6 +9,7 @@ from torch import Tensor, optim
 from dualform.errors import NonFiniteGradient
 from dualform.memory import all_finite
 from dualform.rules import Rule
+from dualform.types import Transition
 
 from .gradients import Follower
 from .marks import Marks
@@ -30,6 +31,7 @@ class Steps:
         self.samples, self.marks, self.shelf = samples, marks, shelf
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._staged: list[Moved] | None = None
+        self._last: Transition | None = None
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
         """Put the hooks in place; returns their handles."""
@@ -75,6 +77,9 @@ class Steps:
                     continue
                 self._look_at(follower, parameter.grad)
                 transition = rule.transition(group, optimizer.state.get(parameter, {})) if rule else None
+                if transition == self._last:  # most steps are alike: objects that are kept cost time, too
+                    transition = self._last
+                self._last = transition
                 staged.append(Moved(follower, follower.passes, transition, settings, inner))
         self._look_at_slots(staged)
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
