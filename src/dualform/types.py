@@ -52,6 +52,11 @@ class LayerInfo:
         """The names of its weight and its biases."""
         return tuple(dict.fromkeys([self.weight, *(module.bias for module in self.modules if module.bias)]))
 
+    @property
+    def numbers_a_row(self) -> int:
+        """What is kept of one row that goes through it: its input, and its error if errors are kept."""
+        return self.d_in + (self.d_out if self.keep == "slots" else 0)
+
 
 @dataclass(frozen=True)
 class ParameterInfo:

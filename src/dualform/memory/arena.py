@@ -1,32 +1,34 @@
-"""Memory that is used again: slots wait for their shard in a few large buffers, so that recording does not grow."""
+"""Memory that is used again: slots wait for the disk in a few large buffers, so that recording does not grow."""
 
 import math
+import mmap
 
 import torch
 from torch import Tensor
 
-BUFFER_BYTES = 8 << 20
+from .out import PAGE
+
+ARENA_BYTES = 96 << 20
 
 
 class Arena:
-    """Hands out room for the slots of one shard. Cleared, it hands out the same room again."""
+    """Hands out room for the slots of one shard. Cleared, it hands out the same room again.
+
+    All of it begins on a page, so that it can go to the disk from where it lies. What is not used takes no memory.
+    """
 
     def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
-        self.clear()
+        self._buffer = torch.frombuffer(mmap.mmap(-1, ARENA_BYTES), dtype=torch.uint8)
+        self._used = 0
 
     def clear(self) -> None:
-        """The shard is packed and nobody looks at its slots any more."""
-        self._at, self._used = -1, BUFFER_BYTES
+        """The shard is on the disk and nobody looks at its slots any more."""
+        self._used = 0
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor; large ones get memory of their own."""
+        """An uninitialised tensor; when all is given away, in memory of its own."""
         size = math.prod(shape) * dtype.itemsize
-        if not 0 < size <= BUFFER_BYTES:
+        if not 0 < size <= ARENA_BYTES - self._used:
             return torch.empty(shape, dtype=dtype)
-        if self._used + size > BUFFER_BYTES:
-            self._at, self._used = self._at + 1, 0
-            if self._at == len(self._buffers):
-                self._buffers.append(torch.empty(BUFFER_BYTES, dtype=torch.uint8))
-        begin, self._used = self._used, self._used + -(-size // 64) * 64
-        return self._buffers[self._at][begin : begin + size].view(dtype).reshape(shape)
+        begin, self._used = self._used, self._used + -(-size // PAGE) * PAGE
+        return self._buffer[begin : begin + size].view(dtype).reshape(shape)

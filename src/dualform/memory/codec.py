@@ -99,7 +99,7 @@ class Desk:
         np.right_shift(self._sizes.view(np.int32), 23, out=self._powers)
         np.left_shift(257 - self._powers, 23, out=self._shifts)  # 257 = 127 + 127 + 3: sizes end up between 8 and 16
         for room, place in zip(rooms, self._places, strict=True):
-            if not room.scaled and SMALL + 127 <= place.powers.min() and place.powers.max() < HUGE + 127:
+            if not room.scaled and place.powers.min() >= SMALL + 127 and place.powers.max() < HUGE + 127:
                 room.values.copy_(room.rows)
             else:
                 np.subtract(place.powers, 130, out=room.exponents, casting="unsafe")

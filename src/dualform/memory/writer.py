@@ -5,7 +5,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ from torch import Tensor
 from dualform.types import Mark
 
 from .codec import Encoded
-from .files import FileEntry, write_parquet, write_whole
+from .files import FileEntry, write_parquet
 from .manifest import Manifest, Shard
-from .out import Feed, Pages
 from .tables import Call, ParameterStep, calls_table, steps_table, visits_table
-from .tensors import put_tensors, size_of, write_tensors
+from .tensors import write_tensors
 
 
 @dataclass
@@ -43,6 +42,8 @@ class Pending:
     columns: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """How exactly the memory explains each parameter after the last step (anything with an error and a floor)."""
+    at_end: Callable[[], None] = lambda: None
+    """Called when nobody needs the memory of its slots any more."""
 
     def keep(self, snapshots: Mapping[str, Tensor]) -> None:
         """Take tensors that are kept whole."""
@@ -53,32 +54,21 @@ class Pending:
 class Writer:
     """Writes shards in a thread of its own.
 
-    The queue holds one shard, and a fixed number of megabytes may wait for the disk: a loop that is faster than the
-    disk waits, memory does not grow. What goes wrong in the thread is raised in the loop, at its next call here.
+    The queue holds one shard: a loop that is faster than the disk waits, memory does not grow. What goes wrong in the
+    thread is raised in the loop, at its next call here.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._queue: queue.Queue[tuple[Pending, Feed] | None] = queue.Queue(maxsize=1)
-        self._pages = Pages()
+        self._queue: queue.Queue[Pending | None] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="dualform-writer", daemon=True)
         self._thread.start()
 
     def put(self, shard: Pending) -> None:
-        """Hand over a shard; waits while the disk is behind. Its slots are copied: their memory is free again."""
+        """Hand over a shard; waits while the disk is behind. Its slots must stay where they are until its end."""
         self._raise()
-        tensors = _slot_tensors(shard)
-        feed = Feed(self._pages, size_of(tensors))
-        self._queue.put((replace(shard, slots={}), feed))
-        try:
-            if tensors:
-                put_tensors(tensors, feed)
-        except BaseException as error:
-            self._error = error  # before the other thread believes that this was all
-            raise
-        finally:
-            feed.end()
+        self._queue.put(shard)
 
     def wait(self) -> None:
         """Come back when everything handed over is on disk and listed in the manifest."""
@@ -96,27 +86,25 @@ class Writer:
 
     def _run(self) -> None:
         _step_back()
-        while (item := self._queue.get()) is not None:
-            shard, feed = item
+        while (shard := self._queue.get()) is not None:
             try:
                 if self._error is None:
-                    self._write(shard, feed)
+                    self._write(shard)
             except BaseException as error:
                 self._error = error
             finally:
-                feed.drain()
+                shard.at_end()
                 self._queue.task_done()
+                del shard
         self._queue.task_done()
 
-    def _write(self, shard: Pending, feed: Feed) -> None:
+    def _write(self, shard: Pending) -> None:
         """Write the files of a shard, then the manifest that lists them."""
         files = {}
-        if feed.size:
+        if slots := _slot_tensors(shard):
             name = f"shards/{shard.number:06d}.safetensors"
-            files[name] = write_whole(self.folder / name, feed.into, size=feed.size)
+            files[name] = write_tensors(self.folder / name, slots, paged=True)
         files |= write_tables(self.folder, shard)
-        if self._error is not None:  # the loop was interrupted while it packed
-            raise self._error
         self.manifest = with_shard(self.manifest, shard, files)
         self.manifest.save(self.folder)
 

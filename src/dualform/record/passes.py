@@ -23,7 +23,7 @@ from .gradients import Follower, Opened
 from .linear import key_of, node_of
 from .notes import Batch, Notes
 from .plan import Plan
-from .stage import Slots, Stage
+from .stage import SHARD_BYTES, Slots, Stage
 
 CHECKED, AT_FIRST = 12, 3
 """In every backward pass one parameter in so many is checked, in turn; more of them in the first passes."""
@@ -62,7 +62,8 @@ class Passes:
         self.bytes = 0
         """How much they are by now."""
         self.open = True
-        self._stages = {layer.name: Stage(layer, dtype) for layer in plan.layers}
+        expected = SHARD_BYTES // plan.bytes_a_row(dtype)  # if all layers see the same rows
+        self._stages = {layer.name: Stage(layer, dtype, expected) for layer in plan.layers}
         self._desk = Desk()
         self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
@@ -83,7 +84,7 @@ class Passes:
         """From now on slots lie elsewhere: what lay in the old place is being written."""
         self.arena, self.bytes = arena, 0
         for stage in self._stages.values():
-            stage.run = None
+            stage.renew()
 
     @property
     def waiting(self) -> bool:

@@ -50,8 +50,7 @@ class Plan:
 
     def bytes_a_row(self, dtype: DType) -> int:
         """What one row through every recorded layer takes on disk."""
-        size = STORED[dtype].itemsize
-        return sum(size * (layer.d_in + (layer.d_out if layer.keep == "slots" else 0)) for layer in self.layers)
+        return sum(layer.numbers_a_row for layer in self.layers) * STORED[dtype].itemsize
 
 
 def make_plan(

@@ -119,7 +119,7 @@ class Proof:
             return
         rows, sizes = _rows(used)
         biases = {module.name: module.bias for module in layer.modules}
-        errors = run.error_columns(rows).T
+        keys, errors = run.columns(rows)
         for name in layer.parameters:
             state = self.states.get(name)
             if state is None:
@@ -127,14 +127,15 @@ class Proof:
             weight = name == layer.weight
             value = np.array([_value(each, name, weight, biases, coefficients[name]) for each in used])
             value = value.repeat(sizes, axis=0)
+            value *= errors.scale[:, None]
             if not weight:
-                added = errors @ value
+                added = errors.values.T @ value
                 state.weight, state.buffer = state.weight + added[:, :1], state.buffer + added[:, 1:]
                 continue
-            keys = run.key_columns(rows)
-            state.weight += errors @ (keys * value[:, :1])
+            value *= keys.scale[:, None]
+            state.weight += errors.values.T @ (keys.values * value[:, :1])
             if value[:, 1].any():
-                state.buffer += errors @ (keys * value[:, 1:])
+                state.buffer += errors.values.T @ (keys.values * value[:, 1:])
 
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""

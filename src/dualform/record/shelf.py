@@ -1,8 +1,10 @@
 """Where complete steps wait for the writer: they are collected into shards of some megabytes, or of a minute."""
 
+import queue
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,15 @@ from .passes import Passes
 from .plan import Plan
 from .proof import Proof, Used
 from .rest import Rest
-from .stage import Run, Slots
+from .stage import SHARD_BYTES, Run, Slots
 
-SHARD_BYTES = 64 << 20
 SHARD_SECONDS = 60.0
 
-DIGEST_STEPS = 64
+DIGEST_STEPS = 128
 """After so many the waiting steps are looked through, if their shard is not full before."""
+
+ARENAS = 2
+"""One is filled while the other goes to the disk."""
 
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
@@ -55,7 +59,9 @@ class Shelf:
         self.plan, self.passes, self.notes, self.rest = plan, passes, notes, rest
         self.marks, self.proof, self.writer = marks, proof, writer
         self.visit = writer.manifest.visits
-        self._arena = Arena()
+        self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
+        for _ in range(ARENAS):
+            self._arenas.put(Arena())
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
         self._digests = 0
         self._broken: NonFiniteGradient | None = None
@@ -102,6 +108,8 @@ class Shelf:
         shard.keep(self.rest.changed(shard.last))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         shard.certificate = self.proof.certificate(self.plan.tensors)
+        reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
+        shard.at_end = partial(self._arenas.put, reused)
         self.writer.put(shard)
         self._fresh()
 
@@ -115,8 +123,7 @@ class Shelf:
         self._since = time.monotonic()
         self._steps: list[tuple[int, Sequence[Moved]]] = []
         self._stretches: dict[str, list[tuple[Run, int, int]]] = {}
-        if self.passes.waiting:  # slots of a step to come lie in the same buffers
-            self._arena = Arena()
+        self._arena = self._arenas.get()
         self._arena.clear()
         self.passes.renew(self._arena)
         self.pending = Pending(number=self._number, first=self.marks.step + 1)

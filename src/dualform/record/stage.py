@@ -6,6 +6,7 @@ be fetched from memory a second time.
 
 import weakref
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ from dualform.types import DType, LayerInfo
 
 from .notes import Batch
 
-ROWS, ROOM = 1024, 2 << 20
-"""A run has room for so many rows, or for so many bytes."""
+SHARD_BYTES = 64 << 20
+"""What is written at a time."""
+
+FEWEST, MOST = 64, 1 << 15
+"""Rows that a run has room for."""
 
 SIDE, STRETCH = 16, 8
 """Columns of inputs and errors that the certificate follows, and how many of them lie side by side."""
@@ -82,8 +86,8 @@ class Run:
 
     def clear(self) -> None:
         """Begin again from the top."""
+        self._key_exponents[: self.used] = 0
         self.used, self._users = 0, []
-        self._key_exponents[:] = 0
 
     def rows(self, begin: int, end: int) -> tuple[Encoded, Encoded | None]:
         """Some rows as they go to the disk."""
@@ -96,14 +100,13 @@ class Run:
         if self._error_columns is not None:
             self._error_columns.take(begin, end)
 
-    def key_columns(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
-        """The followed columns of some keys as they are stored, in float64."""
-        return self._key_columns.of(rows, self._key_exponents)
-
-    def error_columns(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
-        """The followed columns of some errors as they are stored, in float64."""
+    def columns(self, rows: slice | np.ndarray) -> tuple["Followed", "Followed"]:
+        """The followed columns of some keys and errors, as they are stored."""
         assert self._error_columns is not None
-        return self._error_columns.of(rows, self._error_exponents)
+        return (
+            Followed(self._key_columns.of(rows), _scale(self._key_exponents[rows])),
+            Followed(self._error_columns.of(rows), _scale(self._error_exponents[rows])),
+        )
 
 
 class Columns:
@@ -120,10 +123,20 @@ class Columns:
         for here, there in self._stretches:
             self._some[begin:end, here] = self._values[begin:end, there]
 
-    def of(self, rows: slice | np.ndarray, exponents: Int[np.ndarray, " m"]) -> Float[np.ndarray, "r k"]:
-        """Those of some rows, as numbers."""
-        found, powers = torch.from_numpy(self._some[rows]).double().numpy(), exponents[rows]
-        return np.ldexp(found, powers[:, None]) if powers.any() else found
+    def of(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
+        """Those of some rows, in float64."""
+        return torch.from_numpy(self._some[rows]).double().numpy()
+
+
+class Followed(NamedTuple):
+    """Some columns of some rows, and what each row is to be multiplied with."""
+
+    values: Float[np.ndarray, "r k"]
+    scale: Float[np.ndarray, " r"]
+
+
+def _scale(exponents: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
+    return np.ldexp(1.0, exponents)
 
 
 @cache
@@ -134,16 +147,24 @@ def _stretches(size: int) -> list[tuple[slice, slice]]:
 
 
 class Stage:
-    """The run that a layer is filling."""
+    """The run that a layer is filling. Best if one run holds all rows of a shard: so many as the last one had."""
 
-    def __init__(self, layer: LayerInfo, dtype: DType) -> None:
+    def __init__(self, layer: LayerInfo, dtype: DType, rows: int) -> None:
         self.layer, self.dtype = layer, STORED[dtype]
-        self.row_bytes = (layer.d_in + layer.d_out) * self.dtype.itemsize
+        self.row_bytes = layer.numbers_a_row * self.dtype.itemsize
         self.run: Run | None = None
+        self._expected, self._taken = rows, 0
+
+    def renew(self) -> None:
+        """A new shard begins."""
+        if self._taken:
+            self._expected, self._taken = self._taken, 0
+        self.run = None
 
     def take(self, slots: Slots, key: Tensor, error: Tensor, arena: Arena) -> list[Room]:
         """Make room for the rows of a call: what is to be copied, and where to."""
         run = self.run
+        self._taken += len(key)
         if run is None or run.used + len(key) > run.room:
             run = self.run = self._next(len(key), arena)
         return run.take(slots, key, error)
@@ -152,7 +173,8 @@ class Stage:
         if self.run is not None and rows <= self.run.room and self.run.forgotten():
             self.run.clear()
             return self.run
-        return Run(self.layer, max(rows, min(ROWS, ROOM // self.row_bytes)), self.dtype, arena)
+        room = min(max(FEWEST, self._expected + self._expected // 8), MOST)
+        return Run(self.layer, max(rows, room), self.dtype, arena)
 
 
 @cache
