@@ -7,7 +7,7 @@ from helpers import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.memory import COMPUTED, STORED, Encoded, all_finite, encode
+from dualform.memory import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, encode_into
 
 HALF = 2.0**-11
 """Half a unit in the last place of float16."""
@@ -120,3 +120,48 @@ def test_no_size_of_error_becomes_infinite_or_nothing_but_noise(rows):
 def test_all_finite_looks_at_every_entry(values, precision):
     """Also where the sum of finite numbers is not."""
     assert all_finite(torch.tensor(values, dtype=precision)) == bool(np.isfinite(values).all())
+
+
+def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: Desk | None) -> list[tuple[torch.Tensor, bool]]:
+    """All rows decoded, and whether they are finite."""
+    made = [
+        Room(rows, torch.empty(rows.shape, dtype=torch.float16), np.zeros(len(rows), np.int16), scaled)
+        for rows, scaled in rooms
+    ]
+    finite = encode_into(made, desk)
+    return [(decoded(Encoded(r.values, torch.from_numpy(r.exponents))), f) for r, f in zip(made, finite, strict=True)]
+
+
+@given(
+    passes=st.lists(st.lists(st.integers(-12, 12), min_size=4, max_size=4), min_size=1, max_size=4),
+    zeros=st.booleans(),
+    seed=seeds,
+)
+def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
+    """The rows of a pass are encoded together, in any sizes, rows of zeros among them: as each would be alone."""
+    random, desk = torch.Generator().manual_seed(seed), Desk()
+    for sizes in passes:
+        rooms = []
+        for i, power in enumerate(sizes):
+            rows = torch.randn(3, 5 + i % 2, generator=random) * 10.0**power
+            if zeros:
+                rows[i % 3] = 0.0
+            rooms.append((rows, i % 2 == 0))
+        for (rows, scaled), (found, finite) in zip(rooms, on_desk(rooms, desk), strict=True):
+            (alone, _) = encode(rows.clone(), "float16", scaled=scaled)
+            assert finite
+            size = rows.double().abs().amax(1, keepdim=True)
+            bar = HALF * rows.double().abs() + 2.0**-18 * size  # a row of its own size never loses more than this
+            assert ((found - rows.double()).abs() <= bar).all()
+            assert ((decoded(alone) - rows.double()).abs() <= bar).all()
+            assert not found[size.squeeze(1) == 0].any()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_one_bad_number_on_a_desk_is_told_from_the_others(bad):
+    desk = Desk()
+    good, broken = torch.ones(3, 4), torch.ones(3, 4)
+    on_desk([(good, True), (good, False)], desk)
+    broken[1, 2] = bad
+    (first, fine), (_, not_fine) = on_desk([(good, True), (broken, False)], desk)
+    assert fine and not not_fine and torch.equal(first, good.double())

@@ -1,6 +1,8 @@
 """Written == read, by us and by anybody else."""
 
+import importlib
 import json
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +16,10 @@ from safetensors.torch import load_file
 
 import dualform
 from dualform.errors import HorizonError
-from dualform.memory import Store, load_manifest, write_tensors
+from dualform.memory import Arena, Store, load_manifest, verify, write_tensors
 from dualform.types import DType, Transition
+
+out = importlib.import_module("dualform.memory.out")
 
 DTYPES: dict[DType, torch.dtype] = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
 
@@ -267,6 +271,33 @@ def test_a_large_file_is_written_whole(tmp_path):
     write_tensors(tmp_path / "large.safetensors", {"a": [tensor], "b": [tensor[:7].float()]})
     found = load_file(tmp_path / "large.safetensors")
     assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor[:7].float())
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["past the cache", "through the cache"])
+@given(
+    rows=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=4),
+    width=st.integers(1, 9),
+)
+def test_tensors_on_pages_are_what_was_given(direct, rows, width, tmp_path_factory):
+    """Pieces that lie on pages themselves go to the disk from there, the others by way of a buffer: nobody can tell."""
+    arena, path = Arena(), tmp_path_factory.mktemp("files") / "some.safetensors"
+    tensors = {}
+    for i, sizes in enumerate(rows):
+        pieces = [
+            arena.room((size, width), torch.float16) if (size + i) % 3 else torch.empty(size, width).half()
+            for size in sizes
+        ]
+        tensors[f"t{i}"] = [piece.copy_(torch.randn(piece.shape)) for piece in pieces]
+    with mock.patch.object(out, "DIRECT_FROM", 1 if direct else 1 << 40):
+        entry = write_tensors(path, tensors, paged=True)
+    verify(path, entry, content=True)
+    found = load_file(path)
+    assert {name for name in found if not name.startswith("#pad")} == tensors.keys()
+    for name, pieces in tensors.items():
+        assert torch.equal(found[name], torch.cat(pieces))
+    header = path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")]
+    assert (8 + len(header)) % 4096 == 0
+    assert all(about["data_offsets"][0] % 4096 == 0 for name, about in json.loads(header).items() if name in tensors)
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float32], ids=str)

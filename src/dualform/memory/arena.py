@@ -1,7 +1,6 @@
 """Memory that is used again: slots wait for the disk in a few large buffers, so that recording does not grow."""
 
 import math
-import mmap
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._buffer = torch.frombuffer(mmap.mmap(-1, ARENA_BYTES), dtype=torch.uint8)
+        memory = torch.empty(ARENA_BYTES + PAGE, dtype=torch.uint8)
+        self._buffer = memory[-memory.data_ptr() % PAGE :]
         self._used = 0
 
     def clear(self) -> None:

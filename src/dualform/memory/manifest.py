@@ -8,7 +8,8 @@ A memory is a folder::
                                  first an empty tensor "#dualform-memory", by which it is known without a manifest
     shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
                                  d_out); in float16 also "L.error_exponents" and, where needed, "L.key_exponents"
-                                 (rows,): the row is multiplied by 2**exponent
+                                 (rows,): the row is multiplied by 2**exponent. Every tensor begins on a page of 4096
+                                 bytes; "#pad1", "#pad2", … between them are zeros
     calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
     visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
     steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg), the gradient scale,
