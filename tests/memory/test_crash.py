@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,6 +264,43 @@ def test_leaving_by_an_exception_saves_every_complete_step(tmp_path):
         training.run()
     assert assert_complete(training) == 5
     assert training.files == training.listed
+
+
+@pytest.mark.parametrize("where", ["get", "put"])
+def test_an_interrupt_while_the_loop_waits_for_the_disk_loses_nothing(where, tmp_path, monkeypatch):
+    """Control-C in the middle of handing over a shard: it is neither lost nor written twice."""
+    shelf = importlib.import_module("dualform.record.shelf")
+    monkeypatch.setattr(shelf, "SHARD_BYTES", 1)  # a shard a step
+    model, calls = mlp(5, 4, 3), []
+    optimizer = sgd(model)
+
+    def interrupted(method):
+        def call(*args):
+            calls.append(args)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return method(*args)
+
+        return call
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False) as tape,
+    ):
+        if where == "get":
+            arenas = tape._shelf._arenas
+            slow = SimpleNamespace(get=interrupted(arenas.get), put=arenas.put)
+            monkeypatch.setattr(tape._shelf, "_arenas", slow)
+        else:
+            monkeypatch.setattr(tape._shelf.writer, "put", interrupted(tape._shelf.writer.put))
+        for x, y in DATA:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert memory.step == 3 and [shard.last for shard in memory.store.manifest.shards] == [1, 2, 3]
+    assert memory.store.slots("0") == 3 * BATCH
+    assert memory.check(model, full=True).worst < NEAR
 
 
 def test_an_open_memory_stands_still_while_recording_goes_on(tmp_path):

@@ -1,6 +1,6 @@
 r"""The certificate, built up while training runs.
 
-Of each recorded parameter a few hundred random entries (some rows and columns of it) are carried from step to step by
+Of each recorded parameter a few dozen entries (some rows and columns of it) are carried from step to step by
 the optimiser's own recurrence, fed with nothing but the slots *as they are stored*. Whenever a shard is complete they
 are compared with the real weights, so every shard on disk comes with its certificate.
 """
@@ -38,13 +38,13 @@ Coefficients = Mapping[int, tuple[float, float]]
 class Entries:
     """Some rows and columns of a weight, or some rows of a bias."""
 
-    rows: Int[np.ndarray, " r"]
-    columns: Int[np.ndarray, " c"] | None
+    rows: slice
+    columns: slice | None
 
     def of(self, tensor: Tensor) -> Shaped[Tensor, "r c"]:
         """Those of a tensor."""
-        tensor = tensor.detach().cpu()[torch.from_numpy(self.rows)]
-        return tensor.unsqueeze(1) if self.columns is None else tensor[:, torch.from_numpy(self.columns)]
+        tensor = tensor.detach()[self.rows].cpu()
+        return tensor.unsqueeze(1) if self.columns is None else tensor[:, self.columns]
 
 
 @dataclass
@@ -81,7 +81,8 @@ class Proof:
         total = which.of(initial_part(store, name, step, of)).numpy()
         for layer in store.manifest.layers:
             if name in layer.parameters:
-                total = total + entries(store, layer, name, View(step), which.rows, which.columns, of).numpy()
+                columns = None if which.columns is None else _numbers(which.columns)
+                total = total + entries(store, layer, name, View(step), _numbers(which.rows), columns, of).numpy()
         return total
 
     def take(self, lines: Sequence[tuple[int, ParameterStep]], used: Sequence[Used]) -> None:
@@ -163,3 +164,7 @@ def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
     if begins[1:] == ends[:-1]:
         return slice(begins[0], ends[-1]), sizes
     return np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]), sizes
+
+
+def _numbers(cut: slice) -> Int[np.ndarray, " k"]:
+    return np.arange(cut.start, cut.stop)

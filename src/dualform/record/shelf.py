@@ -1,4 +1,7 @@
-"""Where complete steps wait for the writer: they are collected into shards of some megabytes, or of a minute."""
+"""Where complete steps wait for the writer: they are collected into shards of some megabytes, or of a minute.
+
+Their slots lie in one of two arenas: one is filled while the other goes to the disk.
+"""
 
 import queue
 import time
@@ -29,9 +32,6 @@ SHARD_SECONDS = 60.0
 DIGEST_STEPS = 128
 """After so many the waiting steps are looked through, if their shard is not full before."""
 
-ARENAS = 2
-"""One is filled while the other goes to the disk."""
-
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
 
@@ -60,12 +60,11 @@ class Shelf:
         self.marks, self.proof, self.writer = marks, proof, writer
         self.visit = writer.manifest.visits
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
-        for _ in range(ARENAS):
-            self._arenas.put(Arena())
+        self._arenas.put(Arena())
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
         self._digests = 0
         self._broken: NonFiniteGradient | None = None
-        self._fresh()
+        self._fresh(Arena())
 
     def add(self, step: int, moved: Sequence[Moved]) -> None:
         """Take a complete step."""
@@ -108,24 +107,29 @@ class Shelf:
         shard.keep(self.rest.changed(shard.last))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         shard.certificate = self.proof.certificate(self.plan.tensors)
-        reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
-        shard.at_end = partial(self._arenas.put, reused)
-        self.writer.put(shard)
-        self._fresh()
+        arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
+        try:
+            reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
+            shard.at_end = partial(self._arenas.put, reused)
+            self.writer.put(shard)
+        except BaseException:
+            self._arenas.put(arena)
+            raise
+        self._fresh(arena)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk."""
         self.hand_over()
         self.writer.wait()
 
-    def _fresh(self) -> None:
+    def _fresh(self, arena: Arena) -> None:
         self._number += 1
         self._since = time.monotonic()
         self._steps: list[tuple[int, Sequence[Moved]]] = []
         self._stretches: dict[str, list[tuple[Run, int, int]]] = {}
-        self._arena = self._arenas.get()
-        self._arena.clear()
-        self.passes.renew(self._arena)
+        self._arena = arena
+        arena.clear()
+        self.passes.renew(arena)
         self.pending = Pending(number=self._number, first=self.marks.step + 1)
 
     # ------------------------------------------------------------------------------------------------- what could wait

@@ -24,17 +24,14 @@ SHARD_BYTES = 64 << 20
 FEWEST, MOST = 64, 1 << 15
 """Rows that a run has room for."""
 
-SIDE, STRETCH = 16, 8
-"""Columns of inputs and errors that the certificate follows, and how many of them lie side by side."""
+SIDE = 8
+"""Columns of inputs and errors that the certificate follows."""
 
 
-@cache
-def followed(size: int) -> Int[np.ndarray, " k"]:
-    """Those of so many, in order."""
-    if size <= SIDE:
-        return np.arange(size)
-    begins = np.random.default_rng(size).choice(size // STRETCH, SIDE // STRETCH, replace=False) * STRETCH
-    return np.sort((begins[:, None] + np.arange(STRETCH)).ravel())
+def followed(size: int) -> slice:
+    """Those of so many: side by side in one cache line, and away from where pictures are empty."""
+    begin = int(0.618 * max(0, size - SIDE)) // SIDE * SIDE
+    return slice(begin, min(size, begin + SIDE))
 
 
 class Slots:
@@ -75,9 +72,11 @@ class Run:
         slots.eps = max(_eps(key.dtype), _eps(error.dtype))
         self.used = end
         self._users.append(weakref.ref(slots))
-        rooms = [Room(_plain(key), self.keys[begin:end], self._key_exponents[begin:end], False)]
+        rooms = [Room(_plain(key), self.keys.narrow(0, begin, len(key)), self._key_exponents[begin:end], False)]
         if self.errors is not None:
-            rooms.append(Room(_plain(error), self.errors[begin:end], self._error_exponents[begin:end], True))
+            rooms.append(
+                Room(_plain(error), self.errors.narrow(0, begin, len(key)), self._error_exponents[begin:end], True)
+            )
         return rooms
 
     def forgotten(self) -> bool:
@@ -113,15 +112,12 @@ class Columns:
     """The followed columns of a run, beside the run."""
 
     def __init__(self, values: Shaped[Tensor, "m d"]) -> None:
-        self._values = values.numpy()
-        width = self._values.shape[1]
-        self._some = np.empty((len(values), min(SIDE, width)), self._values.dtype)
-        self._stretches = _stretches(width)
+        self._all = values.numpy()[:, followed(values.shape[1])]
+        self._some = np.empty(self._all.shape, self._all.dtype)
 
     def take(self, begin: int, end: int) -> None:
         """Copy those of some rows."""
-        for here, there in self._stretches:
-            self._some[begin:end, here] = self._values[begin:end, there]
+        self._some[begin:end] = self._all[begin:end]
 
     def of(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
         """Those of some rows, in float64."""
@@ -137,13 +133,6 @@ class Followed(NamedTuple):
 
 def _scale(exponents: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
     return np.ldexp(1.0, exponents)
-
-
-@cache
-def _stretches(size: int) -> list[tuple[slice, slice]]:
-    """Where the stretches of the followed columns lie among themselves, and among all."""
-    which = followed(size)
-    return [(slice(at, at + STRETCH), slice(which[at], which[at] + STRETCH)) for at in range(0, len(which), STRETCH)]
 
 
 class Stage:
