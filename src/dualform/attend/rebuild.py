@@ -14,13 +14,11 @@ from torch import Tensor
 
 from dualform.memory import Block, Store
 
+from .scan import QUERY_ROWS
 from .stream import Slots, View, Watch, stream
 
 STRETCH = 512
 """Slots that are added up in the precision they are computed in."""
-
-QUERIES = 1024
-"""Queries that are answered at a time."""
 
 
 @dataclass
@@ -110,6 +108,6 @@ def dual_output(
         if slots.block.key_scale is not None:
             value = value * slots.block.key_scale.unsqueeze(1)
         keys, errors = slots.keys.double(), slots.errors.double() * value
-        for q, out in zip(queries.split(QUERIES), total.split(QUERIES), strict=True):
+        for q, out in zip(queries.split(QUERY_ROWS), total.split(QUERY_ROWS), strict=True):
             out.addmm_(q @ keys.mT, errors)
     return total

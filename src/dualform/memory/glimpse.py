@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+_PLAIN = (Tensor, nn.Parameter)
 _LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
 
 
@@ -59,6 +60,3 @@ class Glimpse:
     def zero(self, read: bytes) -> bool:
         """Whether all of them are zero."""
         return not read.strip(b"\0\x80") and not self.values([read]).any()  # 0x80: the sign of a negative zero
-
-
-_PLAIN = (Tensor, nn.Parameter)
