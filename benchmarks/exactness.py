@@ -17,9 +17,10 @@ def attended(memory, x):
     """The logits when every layer is its first weights plus attention over all of its slots."""
     for i, layer in enumerate(memory.layers):
         info, module = memory.store.layer(layer)
-        of_step = coefficients(memory.store, info.weight, memory.step).of_step
+        of_step = [coefficients(memory.store, info.weights[0], memory.step).of_step]
         out = dual_output(memory.store, layer, View(memory.step), x, of_step)
-        out += x.double() @ initial_part(memory.store, info.weight, memory.step).mT + memory.parameter(module.bias)
+        out += x.double() @ initial_part(memory.store, info.weights[0], memory.step).mT
+        out += memory.parameter(module.biases[0])
         x = (out.relu() if i < len(memory.layers) - 1 else out).float()
     return x
 

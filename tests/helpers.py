@@ -351,7 +351,7 @@ class Naive:
         slots = self.slots(layer)
         c, _, _ = self.coefficients(parameter, horizon)
         info = next(info for info in self.manifest["layers"] if info["name"] == layer)
-        users = [m["name"] for m in info["modules"] if parameter in (info["weight"], m["bias"])]
+        users = [m["name"] for m in info["modules"] if parameter in (weight_of(info), *m["biases"])]
         value = c[slots.step] * slots.factor * (slots.step <= horizon) * np.isin(slots.module, users)
         return value if visible is None else value * np.append(visible, True)[slots.visit]
 
@@ -367,13 +367,19 @@ class Naive:
         upto: int = self.manifest["steps"] if horizon is None else horizon
         total = self.initial(name, upto)
         for info in self.manifest["layers"]:
-            if name != info["weight"] and all(name != m["bias"] for m in info["modules"]):
+            if name != weight_of(info) and all(name not in m["biases"] for m in info["modules"]):
                 continue
             slots, values = self.slots(info["name"]), self.values(info["name"], name, upto, visible)
             assert slots.errors is not None
             for key, error, value in zip(slots.keys, slots.errors, values.tolist(), strict=True):
-                total = total + value * (torch.outer(error, key) if name == info["weight"] else error)
+                total = total + value * (torch.outer(error, key) if name == weight_of(info) else error)
         return total
+
+
+def weight_of(info: Mapping[str, Any]) -> str:
+    """The weight of a linear layer in the manifest."""
+    (piece,) = info["pieces"]
+    return piece["parameter"]
 
 
 def watched(

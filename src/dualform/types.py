@@ -1,10 +1,11 @@
 """The nouns that cross folders."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 DType = Literal["float16", "float32", "float64"]
-Keep = Literal["slots", "keys", "nothing"]
+Keep = Literal["slots", "keys", "ledger", "nothing"]
 Score = Literal["weight", "abs", "contribution"]
 Order = Literal["largest", "smallest", "magnitude"]
 
@@ -13,10 +14,12 @@ class Transition(NamedTuple):
     r"""What one optimiser step does to one parameter, given its gradient: linear, with scalar coefficients.
 
     .. math:: \begin{bmatrix} W_s \\ M_s \end{bmatrix} =
-        \begin{bmatrix} ww & wm \\ mw & mm \end{bmatrix} \begin{bmatrix} W_{s-1} \\ M_{s-1} \end{bmatrix} +
-        \begin{bmatrix} wg \\ mg \end{bmatrix} g_s
+        \begin{bmatrix} ww & wm & wg \\ mw & mm & mg \end{bmatrix}
+        \begin{bmatrix} W_{s-1} \\ M_{s-1} \\ g_s \end{bmatrix} +
+        \begin{bmatrix} wp \\ mp \end{bmatrix} P_s (pw\, W_{s-1} + pm\, M_{s-1} + pg\, g_s)
 
-    W is the parameter, M the one buffer that the optimiser keeps of it, g the gradient as the optimiser finds it.
+    W is the parameter, M the one buffer that the optimiser keeps of it, g the gradient as the optimiser finds it. P is
+    a linear map that all examples share (Adam: a division entry by entry); the SGD family has none.
     """
 
     ww: float = 1.0
@@ -25,48 +28,99 @@ class Transition(NamedTuple):
     mm: float = 1.0
     wg: float = 0.0
     mg: float = 0.0
+    wp: float = 0.0
+    mp: float = 0.0
+    pw: float = 0.0
+    pm: float = 0.0
+    pg: float = 0.0
 
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One module that applies a recorded linear map: its name, and its bias (a parameter's name) if it has one."""
+    """One use of a recorded linear map: its name, its biases (parameters' names), and the module that makes it."""
 
     name: str
-    bias: str | None
+    biases: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a parameter lies in a layer's matrix: its columns there. ``turned`` where it holds their transpose."""
+
+    parameter: str
+    begin: int
+    end: int
+    turned: bool = False
 
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One recorded linear map: a weight and all modules that use it (several where weights are tied)."""
+    """One recorded linear map: a matrix, the parameters it is made of, and all modules that use it.
+
+    A key has ``d_in`` numbers, an error ``d_out``. A grouped convolution has several ``parts``: part p of the error
+    belongs to part p of the key, and the matrix is (d_out, d_in / parts). The keys of an embedding are ``indexed``:
+    each is the number of the one entry that is 1.
+    """
 
     name: str
-    weight: str
+    kind: str
+    pieces: tuple[Piece, ...]
     d_in: int
     d_out: int
     modules: tuple[ModuleInfo, ...]
     keep: Keep
     batch_dim: int = 0
+    parts: int = 1
+    indexed: bool = False
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of the parameters that its matrix is made of."""
+        return tuple(piece.parameter for piece in self.pieces)
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """The names of its biases."""
+        return tuple(dict.fromkeys(bias for module in self.modules for bias in module.biases))
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of its weight and its biases."""
-        return tuple(dict.fromkeys([self.weight, *(module.bias for module in self.modules if module.bias)]))
+        """The names of its weights and its biases."""
+        return self.weights + self.biases
 
     @property
-    def numbers_a_row(self) -> int:
-        """What is kept of one row that goes through it: its input, and its error if errors are kept."""
-        return self.d_in + (self.d_out if self.keep == "slots" else 0)
+    def width(self) -> int:
+        """The columns of its matrix."""
+        return self.d_in // self.parts
+
+    @property
+    def key_size(self) -> int:
+        """How many numbers a key is kept as."""
+        return 1 if self.indexed else self.d_in
 
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """One tensor of the model: a recorded weight or bias, or a part of the rest (kept as snapshots)."""
+    """One tensor of the model: a recorded weight or bias, one that only a ledger explains, or a part of the rest (kept
+    as snapshots).
+    """
 
     name: str
-    kind: Literal["weight", "bias", "rest"]
+    kind: str
     shape: tuple[int, ...]
     dtype: str
     rule: str | None
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def by_slots(self) -> bool:
+        """Whether slots rebuild it."""
+        return self.kind in ("weight", "bias")
 
 
 @dataclass(frozen=True)

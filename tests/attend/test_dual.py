@@ -9,7 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import EXACT, Naive, Run, batches, clip, close, mlp, seeds, setups, sgd, trained, watched, whole
+from helpers import (
+    EXACT,
+    Naive,
+    Run,
+    batches,
+    clip,
+    close,
+    mlp,
+    seeds,
+    setups,
+    sgd,
+    trained,
+    watched,
+    weight_of,
+    whole,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -106,12 +121,12 @@ def complete(tmp_path_factory) -> Run:
 def naive_output(naive: Naive, layer: str, module: str, x: torch.Tensor) -> torch.Tensor:
     """The dual form of one layer, from the files alone."""
     info = next(info for info in naive.manifest["layers"] if info["name"] == layer)
-    bias = next(m["bias"] for m in info["modules"] if m["name"] == module)
+    biases = next(m["biases"] for m in info["modules"] if m["name"] == module)
     slots, horizon = naive.slots(layer), naive.manifest["steps"]
-    values = torch.from_numpy(naive.values(layer, info["weight"], horizon))
+    values = torch.from_numpy(naive.values(layer, weight_of(info), horizon))
     assert slots.errors is not None
-    out = dual_forward(x, naive.initial(info["weight"], horizon), slots.keys, slots.errors, values, 1.0)
-    return out if bias is None else out + naive.parameter(bias)
+    out = dual_forward(x, naive.initial(weight_of(info), horizon), slots.keys, slots.errors, values, 1.0)
+    return out + sum(naive.parameter(bias) for bias in biases)
 
 
 @given(setup=setups())
@@ -137,8 +152,8 @@ Line = dict[str, Any]
 
 
 def without_momentum(line: Line) -> Line:
-    lr = line["lr"]
-    return {**line, "ww": 1 - lr * line["weight_decay"], "wm": 0.0, "mw": 0.0, "mm": 0.0, "wg": -lr, "mg": 0.0}
+    lr = line["opt_lr"]
+    return {**line, "ww": 1 - lr * line["opt_weight_decay"], "wm": 0.0, "mw": 0.0, "mm": 0.0, "wg": -lr, "mg": 0.0}
 
 
 def without_clip(line: Line) -> Line:
@@ -150,12 +165,12 @@ def without_decay(line: Line) -> Line:
 
 
 def without_nesterov(line: Line) -> Line:
-    lr, mu, decay = line["lr"], line["momentum"], line["weight_decay"]
+    lr, mu, decay = line["opt_lr"], line["opt_momentum"], line["opt_weight_decay"]
     return {**line, "ww": 1 - lr * decay, "wm": -lr * mu, "mw": decay, "mm": mu, "wg": -lr, "mg": 1.0}
 
 
 def without_schedule(line: Line) -> Line:
-    change = 0.1 / line["lr"]
+    change = 0.1 / line["opt_lr"]
     return {**line, "wm": line["wm"] * change, "wg": line["wg"] * change, "ww": 1 - (1 - line["ww"]) * change}
 
 

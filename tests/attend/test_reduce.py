@@ -100,7 +100,7 @@ def test_the_best_slots_are_those_of_the_full_matrix(
     of_step = coefficients(store, "0.weight", view.horizon).of_step
     asked = {(s, o): Best(k, examples, s, o) for s in SCORES for o in ORDERS}
     with cut(*parts):
-        scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
+        scan(store, "0", view, queries, list(asked.values()), of_step=[of_step])
     for (score, order), best in asked.items():
         for i in range(examples):
             expected = ordered(scores[score][i].numpy(), order, k)
@@ -124,7 +124,7 @@ def test_many_equal_candidates_keep_the_order_of_training(k, order, tmp_path):
     for rows in (25, 60, 4096):
         asked = {score: Best(k, 4, score, order) for score in SCORES}
         with cut(1, rows, 2):
-            scan(store, "0", view, queries, list(asked.values()), of_step=coefficients(store, "0.weight", 3).of_step)
+            scan(store, "0", view, queries, list(asked.values()), of_step=[coefficients(store, "0.weight", 3).of_step])
         for score, best in asked.items():
             expected = [ordered(scores[score][i].numpy(), order, k) for i in range(4)]
             assert best.slot.tolist() == expected, (score, rows)
@@ -153,7 +153,7 @@ def test_sums_over_groups_are_those_of_the_full_matrix(
     of_step = coefficients(store, "0.weight", view.horizon).of_step
     asked = {score: GroupSums(groups, 2, score, lambda block: group[block.visits]) for score in SCORES}
     with cut(*parts):
-        scan(store, "0", view, queries, list(asked.values()), of_step=of_step)
+        scan(store, "0", view, queries, list(asked.values()), of_step=[of_step])
     member = torch.nn.functional.one_hot(torch.from_numpy(group), groups).double()
     for score, sums in asked.items():
         close(sums.total, scores[score].nan_to_num(0.0) @ member)
@@ -175,7 +175,7 @@ def test_many_queries_against_many_blocks_are_the_full_matrix(dtype, rows, tmp_p
         Best(5, examples, "contribution", "largest"),
         *(GroupSums(g, examples, "abs", lambda b, g=g: group[b.visits] % g) for g in (10, 80)),
     )
-    scan(store, "0", View(3), queries, [best, few, many], of_step=coefficients(store, "0.weight", 3).of_step)
+    scan(store, "0", View(3), queries, [best, few, many], of_step=[coefficients(store, "0.weight", 3).of_step])
     bar = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-4}[dtype]  # the naive reader decodes the same float16
     expected = scores["contribution"].topk(5, dim=1).values
     close(scores["contribution"].gather(1, torch.as_tensor(best.slot)), expected, bar)

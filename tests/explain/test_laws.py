@@ -115,8 +115,8 @@ def check_prefixes(run: Run) -> None:
                 assert torch.equal(tensor, state[name])
         assert memory.at(step).certificate.worst <= EXACT or step == 0
         close(
-            memory.at(step).parameter(memory.store.manifest.layers[0].weight),
-            state[memory.store.manifest.layers[0].weight],
+            memory.at(step).parameter(memory.store.manifest.layers[0].weights[0]),
+            state[memory.store.manifest.layers[0].weights[0]],
         )
 
 
@@ -135,7 +135,7 @@ def test_the_memory_at_a_step_is_the_checkpoint_on_every_kind_of_model(run):
 def test_a_prefix_is_not_a_mask(run):
     """Masking later slots with the coefficients of the end leaves the tail of momentum and decay: no checkpoint."""
     masked = run.memory.only("step <= 4").weights()
-    name = run.memory.store.manifest.layers[0].weight
+    name = run.memory.store.manifest.layers[0].weights[0]
     assert (masked[name] - run.states[4][name]).norm() > 1e-3 * run.states[4][name].norm()
     close(run.memory.at(4).weights()[name], run.states[4][name])
 

@@ -70,7 +70,7 @@ def full_matrix(run: Run, memory, layer, x, horizon, visible, *, target=None, po
     rows, us = rows_of(inputs, len(x)), rows_of(directions, len(x))
     if position is not None:
         rows, us = rows[:, [position]], us[:, [position]]
-    return naive_scores(naive, info.name, info.weight, rows, us, horizon, visible), naive.slots(info.name)
+    return naive_scores(naive, info.name, info.weights[0], rows, us, horizon, visible), naive.slots(info.name)
 
 
 def assert_hits_are(hits, score, order, matrix, slots, visits) -> None:

@@ -168,11 +168,11 @@ def test_the_store_and_the_naive_reader_read_the_same(setup, tmp_path_factory):
         assert calls.step[calls.of(ids)].tolist() == slots.step.tolist()
         assert torch.equal(store.gather(layer.name, ids, "key"), slots.keys)
     for name in store.parameters:
-        steps, transitions, scale = store.schedule(name)
+        steps, transitions, scale, _ = store.schedule(name)
         moves = naive.transitions(name)
         assert steps.tolist() == [step for step, _, _ in moves]
         for t, s, (_, a, b) in zip(transitions, scale, moves, strict=True):
-            assert np.array_equal(t[:4].reshape(2, 2), a) and np.array_equal(t[4:] * s, b)
+            assert np.array_equal(t[:4].reshape(2, 2), a) and np.array_equal(t[4:6] * s, b)
 
 
 @pytest.mark.parametrize("leading", [(2, 3), (3, 2, 2)], ids=str)

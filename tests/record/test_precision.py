@@ -40,14 +40,14 @@ def slot_size(memory: dualform.Memory, name: str) -> float:
     """How much the slots move a parameter, added up without their signs; and what is left of the beginning."""
     total = memory.store.initial(name).double().norm().item() * 1e-3
     for layer in memory.store.manifest.layers:
-        _steps, transitions, scale = memory.store.schedule(name)
-        if name == layer.weight or any(name == module.bias for module in layer.modules):
+        _steps, transitions, scale, _ = memory.store.schedule(name)
+        if name in layer.parameters:
             most = float(abs(transitions[:, 4]).max() * abs(scale).max()) * 20  # momentum gathers up to 1 / (1 − μ)
             for block in memory.store.blocks(layer.name, errors=True):
                 assert block.errors is not None
                 e = block.errors.double() * (1 if block.error_scale is None else block.error_scale.unsqueeze(1))
                 k = block.keys.double() * (1 if block.key_scale is None else block.key_scale.unsqueeze(1))
-                total += most * float((e.norm(dim=1) * (k.norm(dim=1) if name == layer.weight else 1)).sum())
+                total += most * float((e.norm(dim=1) * (k.norm(dim=1) if name in layer.weights else 1)).sum())
     return total
 
 

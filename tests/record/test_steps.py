@@ -550,7 +550,7 @@ def test_steps_and_settings_are_written_down_for_each_parameter(tmp_path):
     lines = Naive(run.path).steps
     assert len(lines) == 3 * 4
     for line in lines:
-        assert line["lr"] == 0.1 / line["step"] and line["momentum"] == 0.9 and line["weight_decay"] == 1e-2
+        assert line["opt_lr"] == 0.1 / line["step"] and line["opt_momentum"] == 0.9 and line["opt_weight_decay"] == 1e-2
         assert 0 < line["scale"] < 1
     for step in (1, 2, 3):
         scales = [line["scale"] for line in lines if line["step"] == step]

@@ -13,7 +13,7 @@ class MySGD(optim.SGD):
     pass
 
 
-MY_RULE = Rule("MySGD", lambda group, state: Transition(wg=-group["lr"]))
+MY_RULE = Rule("MySGD", lambda s: Transition(wg=-s["lr"]))
 
 
 def parameters() -> list[nn.Parameter]:
@@ -24,9 +24,7 @@ def test_sgd_has_a_rule():
     assert rule_for(optim.SGD(parameters())) is SGD
 
 
-@pytest.mark.parametrize(
-    "optimizer", [optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.LBFGS, optim.Rprop, MySGD]
-)
+@pytest.mark.parametrize("optimizer", [optim.LBFGS, optim.SparseAdam, MySGD])
 def test_an_optimiser_without_a_rule_is_refused_by_name(optimizer):
     with pytest.raises(UnsupportedOptimizer, match=rf"\b{optimizer.__name__}\b"):
         rule_for(optimizer(parameters()))

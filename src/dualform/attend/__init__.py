@@ -1,31 +1,32 @@
 """Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
 
-from .certify import (
-    Agreement,
-    agreement,
-    certify,
-    entries,
-    explained_layers,
-    initial_part,
-    layer_sums,
-)
+from .certify import Agreement, agreement, certify, moves, shaped_parameters
 from .coefficients import coefficients
 from .dual import dual_forward
+from .parameters import entries, explained_layers, initial_part, layer_sums
 from .rebuild import Sum, add_up, dual_output
 from .reduce import Best, GroupSums
-from .scan import Queries, scan
+from .replay import GroupOf, State, advance, backwards, moved, precondition, replay, state_at
+from .scan import Queries, scan, weights_of
+from .split import Split, split
 from .stream import View, Watch, stream
+from .sweep import scan_backwards
 
 __all__ = [
     "Agreement",
     "Best",
+    "GroupOf",
     "GroupSums",
     "Queries",
+    "Split",
+    "State",
     "Sum",
     "View",
     "Watch",
     "add_up",
+    "advance",
     "agreement",
+    "backwards",
     "certify",
     "coefficients",
     "dual_forward",
@@ -34,6 +35,15 @@ __all__ = [
     "explained_layers",
     "initial_part",
     "layer_sums",
+    "moved",
+    "moves",
+    "precondition",
+    "replay",
     "scan",
+    "scan_backwards",
+    "shaped_parameters",
+    "split",
+    "state_at",
     "stream",
+    "weights_of",
 ]

@@ -9,21 +9,20 @@ on request.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from dualform.memory import Store
+from dualform.memory import Store, columns_of, piece_of
 from dualform.types import LayerInfo
 
-from .coefficients import coefficients
+from .parameters import explained_layers, initial_part, layer_sums
 from .rebuild import Sum, add_up
-from .stream import View, Watch, stream
+from .split import split
+from .stream import View, Watch
 
 PROBES = 4
 
@@ -39,40 +38,92 @@ class Agreement:
 
 
 def certify(
-    store: Store, view: View, actual: Mapping[str, Tensor], *, full: bool = False, watch: Watch | None = None
+    store: Store, view: View, actual: Mapping[str, Tensor], *, full: bool = False, only: Iterable[str] | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Agreement]:  # fmt: skip
-    """Compare the given weights with the memory's, parameter by parameter; ``full`` compares every entry."""
+    """Compare the given weights with the memory's, parameter by parameter (or ``only`` some); ``full`` compares every
+    entry.
+    """
+    wanted = set(store.parameters if only is None else only)
     found: dict[str, Tensor] = {}
-    projects: dict[str, Tensor | None] = {}
+    looks: dict[str, Look] = {}
     for layer in explained_layers(store):
-        project = None if full else probes(layer.d_in)
-        terms = layer_sums(store, layer, view.horizon, project)
-        add_up(store, layer.name, view, list(terms.values()), watch)
-        for name, term in terms.items():
-            projects[name] = project if name == layer.weight else None
-            found[name] = found.get(name, 0.0) + term.total[0]
-    out = {}
-    for name, total in found.items():
-        start = projected(initial_part(store, name, view.horizon), projects[name])
-        steps = int((store.schedule(name)[0] <= view.horizon).sum())
-        first = projected(store.initial(name).double(), projects[name])
-        out[name] = agreement(actual[name], first, start + total, projects[name], steps)
-    return out
+        sums = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
+        if not sums:
+            continue
+        for name, term in sums.items():
+            looks[name] = look_at(store, layer, name, full)
+            term.project = looks[name].project
+        add_up(store, layer.name, view, list(sums.values()), watch)
+        for name, term in sums.items():
+            found[name] = found.get(name, 0.0) + looks[name].of_sum(term)
+    rebuilt = {name: looks[name].of(initial_part(store, name, view.horizon)) + total for name, total in found.items()}
+    shaped = [name for name in shaped_parameters(store) if name in wanted]
+    for name, part in split(store, view, shaped, watch=watch).items():
+        looks[name], rebuilt[name] = Look.whole(store, name), part.total
+    return {
+        name: agreement(
+            look.of(actual[name]),
+            look.of(store.initial(name).double()),
+            rebuilt[name],
+            moves(store, view, name),
+            torch.finfo(actual[name].dtype).eps,
+        )
+        for name, look in looks.items()
+    }
 
 
-def agreement(
-    actual: Tensor,
-    first: Float[Tensor, "d p"],
-    rebuilt: Float[Tensor, "d p"],
-    project: Float[Tensor, "d_in p"] | None,
-    steps: int,
-) -> Agreement:
-    """Compare real weights with (projections of) the first and the rebuilt ones.
+def shaped_parameters(store: Store) -> list[str]:
+    """The parameters that a rule with a preconditioner explains."""
+    return [name for name in store.parameters if store.shaped(name)]
+
+
+def moves(store: Store, view: View, name: str) -> int:
+    """How often a parameter moved up to the horizon."""
+    return int((store.schedule(name).steps <= view.horizon).sum())
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a parameter is looked at: through a few random projections of its columns, or (without a layer) whole."""
+
+    layer: LayerInfo | None
+    parameter: str
+    project: Float[Tensor, "c p"] | None
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, store: Store, name: str) -> "Look":
+        """Every entry."""
+        return cls(None, name, None, store.parameters[name].shape)
+
+    def of(self, tensor: Tensor) -> Float[Tensor, "..."]:
+        """A parameter, seen so."""
+        if self.project is None or self.layer is None:
+            return tensor.detach()
+        columns = columns_of(self.layer, piece_of(self.layer, self.parameter), tensor.detach())
+        return columns.to("cpu", torch.float64) @ self.project
+
+    def of_sum(self, term: Sum) -> Float[Tensor, "..."]:
+        """What the slots give, seen so."""
+        return term.as_parameter(self.shape)[0] if self.project is None else term.total[0]
+
+
+def look_at(store: Store, layer: LayerInfo, name: str, full: bool) -> Look:
+    """Through projections, where nothing speaks for looking at every entry."""
+    alone = sum(name in other.parameters for other in store.manifest.layers) == 1
+    if full or not alone or name not in layer.weights or layer.indexed or layer.parts > 1:
+        return Look.whole(store, name)
+    piece = piece_of(layer, name)
+    return Look(layer, name, probes(piece.end - piece.begin), store.parameters[name].shape)
+
+
+def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: float) -> Agreement:
+    """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three).
 
     The floor: rounding after every step is a random walk with steps of about 0.3 ε|W|.
     """
-    eps = torch.finfo(actual.dtype).eps
-    now = projected(actual.detach().to("cpu", torch.float64), project)
+    now = actual.detach().to("cpu", torch.float64)
     error, moved = (now - rebuilt).norm().item(), (now - first).norm().item()
     if error != 0.0:
         error = error / moved if moved else math.inf
@@ -84,67 +135,3 @@ def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
     if d_in <= PROBES:
         return None
     return torch.randn(d_in, PROBES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def explained_layers(store: Store) -> Iterator[LayerInfo]:
-    """The layers whose slots rebuild at least one parameter."""
-    for layer in store.manifest.layers:
-        if any(store.parameters[name].kind != "rest" for name in layer.parameters):
-            yield layer
-
-
-def layer_sums(
-    store: Store, layer: LayerInfo, horizon: int, project: Tensor | None = None, *, of: str = "weight", **options: Any
-) -> dict[str, Sum]:  # fmt: skip
-    """The sums over a layer's slots that rebuild its weight and its biases, by parameter. Options go to :class:`Sum`.
-
-    ``of="buffer"`` rebuilds the optimiser's buffers of them instead.
-    """
-    terms = {}
-    if store.parameters[layer.weight].kind != "rest":
-        of_step = coefficients(store, layer.weight, horizon, of).of_step
-        terms[layer.weight] = Sum(of_step, project=project, **options)
-    for bias in {module.bias for module in layer.modules if module.bias}:
-        if store.parameters[bias].kind != "rest":
-            users = [i for i, module in enumerate(layer.modules) if module.bias == bias]
-            some = None if len(users) == len(layer.modules) else users
-            terms[bias] = Sum(coefficients(store, bias, horizon, of).of_step, bias=True, modules=some, **options)
-    return terms
-
-
-def initial_part(store: Store, name: str, horizon: int, of: str = "weight") -> Float[Tensor, "..."]:
-    r"""What is left of the beginning: :math:`\rho W_0 + \gamma M_0`, in float64."""
-    c = coefficients(store, name, horizon, of)
-    part = c.rho * store.initial(name).double()
-    buffer = store.initial_buffer(name)
-    return part if buffer is None else part + c.gamma * buffer.double()
-
-
-def entries(
-    store: Store,
-    layer: LayerInfo,
-    name: str,
-    view: View,
-    rows: Int[np.ndarray, " r"],
-    columns: Int[np.ndarray, " c"] | None,
-    of: str = "weight",
-) -> Float[Tensor, "r c"]:
-    """What the slots of a layer add to some rows and columns of one of its parameters (a bias has no columns)."""
-    of_step = coefficients(store, name, view.horizon, of).of_step
-    users = [i for i, module in enumerate(layer.modules) if name in (layer.weight, module.bias)]
-    total = torch.zeros(len(rows), 1 if columns is None else len(columns), dtype=torch.float64)
-    for slots in stream(store, layer.name, view, errors=True):
-        assert slots.errors is not None
-        value = slots.values(of_step, bias=columns is None).double() * torch.from_numpy(slots.modules_among(users))
-        if columns is not None and slots.block.key_scale is not None:
-            value = value * slots.block.key_scale
-        e = slots.errors[:, torch.from_numpy(rows)].double() * value.unsqueeze(1)
-        x = torch.ones(len(e), 1) if columns is None else slots.keys[:, torch.from_numpy(columns)]
-        total += e.mT @ x.double()
-    return total
-
-
-def projected(tensor: Tensor, project: Tensor | None) -> Float[Tensor, "d p"]:
-    """A weight seen through projections; a bias is one column."""
-    tensor = tensor if tensor.ndim == 2 else tensor.unsqueeze(1)
-    return tensor if project is None else tensor @ project

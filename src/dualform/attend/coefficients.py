@@ -8,7 +8,7 @@ from dualform.rules import Coefficients, sweep
 def coefficients(store: Store, parameter: str, horizon: int, of: str = "weight") -> Coefficients:
     """How a parameter (or the optimiser's buffer of it) is put together at the horizon. Kept for the next question."""
     info = store.parameters[parameter]
-    if info.kind == "rest":
+    if not info.by_slots:
         raise QueryError(
             f"'{parameter}' is a part of the rest: it was recorded without errors or without a rule, so only weights "
             "α can be asked (score='weight' or 'abs'). For contributions record with keep='slots' and an optimiser "
@@ -16,5 +16,5 @@ def coefficients(store: Store, parameter: str, horizon: int, of: str = "weight")
         )
     key = ("coefficients", parameter, horizon, of)
     if key not in store.cache:
-        store.cache[key] = sweep(*store.schedule(parameter), horizon, store.steps, of=of)
+        store.cache[key] = sweep(*store.schedule(parameter)[:3], horizon, store.steps, of=of)
     return store.cache[key]

@@ -29,19 +29,22 @@ class Best:
         self.order: Order = order
         self.key = torch.full((examples, k), -torch.inf, dtype=torch.float64)
         self.slot = torch.full((examples, k), -1, dtype=torch.int64)
+        self.found = torch.full((examples, k), torch.nan, dtype=torch.float64)
+        """Their scores."""
 
     def add(self, scores: Scores) -> None:
         """Look for slots that beat the worst of the best."""
-        key = scores[self.score]
+        key = found = scores[self.score]
         if self.order != "largest":
             key = key.neg() if self.order == "smallest" else key.abs()
         rows = slice(scores.first, scores.first + len(key))
-        found = self._better(key, self.key[rows, -1].to(key.dtype))
-        if found is None:
+        better = self._better(key, self.key[rows, -1].to(key.dtype))
+        if better is None:
             return
-        row, column, value = found
+        row, column, value = better
         rows, mine = (scores.first + row).unique_consecutive(return_inverse=True)
-        self._merge(rows, mine, value.double(), torch.from_numpy(scores.ids[column.numpy()]))
+        ids = torch.from_numpy(scores.ids[column.numpy()])
+        self._merge(rows, mine, value.double(), ids, found[row, column].double())
 
     def _better(
         self, key: Float[Tensor, "n m"], worst: Float[Tensor, " n"]
@@ -74,22 +77,29 @@ class Best:
         return row[order], column[order], value[order]
 
     def _merge(
-        self, rows: Int[Tensor, " r"], mine: Int[Tensor, " c"], values: Float[Tensor, " c"], ids: Int[Tensor, " c"]
-    ) -> None:
-        """Keep the best of what was kept and what is new, both in the order of training where they are equal.
+        self, rows: Int[Tensor, " r"], mine: Int[Tensor, " c"], values: Float[Tensor, " c"], ids: Int[Tensor, " c"],
+        found: Float[Tensor, " c"],
+    ) -> None:  # fmt: skip
+        """Keep the best of what was kept and what is new, in the order of training where they are equal.
 
         ``mine`` says to which of the rows each of the new ones belongs.
         """
         own = torch.arange(len(rows)).repeat_interleave(self.k)
-        row, value, slot = (
+        row, value, slot, score = (
             torch.cat(each)
-            for each in ((own, mine), (self.key[rows].flatten(), values), (self.slot[rows].flatten(), ids))
+            for each in (
+                (own, mine),
+                (self.key[rows].flatten(), values),
+                (self.slot[rows].flatten(), ids),
+                (self.found[rows].flatten(), found),
+            )
         )
-        order = value.argsort(descending=True, stable=True)
+        order = slot.argsort(stable=True)
+        order = order[value[order].argsort(descending=True, stable=True)]
         order = order[row[order].argsort(stable=True)]
         begin = torch.searchsorted(row[order], torch.arange(len(rows)))
         best = order[begin.unsqueeze(1) + torch.arange(self.k)]
-        self.key[rows], self.slot[rows] = value[best], slot[best]
+        self.key[rows], self.slot[rows], self.found[rows] = value[best], slot[best], score[best]
 
 
 class GroupSums:

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dualform.memory import Block, Store
-from dualform.types import Score
+from dualform.memory import Block, Store, parts_of
+from dualform.types import LayerInfo, Score
 
 from .stream import Slots, View, Watch, stream
 
@@ -64,6 +64,8 @@ class Scores:
     pull: Float[Tensor, "r m"] | None
     spare: Float[Tensor, "r m"]
     per_example: int
+    whole: bool = False
+    """Whether ``pull`` is the contribution already, and not a factor of α."""
 
     def __getitem__(self, score: Score) -> Float[Tensor, "n m"]:
         return {"weight": self._weight, "abs": self._abs, "contribution": self._contribution}[score]()
@@ -93,7 +95,7 @@ class Scores:
     @cached_property
     def _pulled(self) -> Tensor:
         assert self.pull is not None, "contributions need directions"
-        return self._add(self.raw * self.pull)
+        return self._add(self.pull if self.whole else self.raw * self.pull)
 
     def _add(self, scores: Float[Tensor, "r m"]) -> Float[Tensor, "n m"]:
         return scores if self.per_example == 1 else scores.unflatten(0, (-1, self.per_example)).sum(1)
@@ -115,14 +117,16 @@ class Reduction(Protocol):
 
 def scan(
     store: Store, layer: str, view: View, queries: Queries, reductions: Sequence[Reduction], *,
-    of_step: Float[np.ndarray, " T1"] | None = None, watch: Watch | None = None,
+    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: Watch | None = None,
 ) -> None:  # fmt: skip
-    """Show every slot of the view to every reduction. Contributions need ``of_step``, the weight's coefficients."""
+    """Show every slot of the view to every reduction. Contributions need ``of_step``, the coefficients of each piece
+    of the layer.
+    """
     pulls = any(reduction.score == "contribution" for reduction in reductions)
     parts = list(queries.split())
     rows = len(parts[0].rows)
     width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
-    room = Room(rows, width, store.compute, of_step if pulls else None)
+    room = Room(store.layer(layer)[0], rows, width, store.compute, of_step if pulls else None)
     for slots in stream(store, layer, view, errors=pulls, watch=watch):
         if not room.fits(slots):
             room.reduce(parts[0], 0, reductions)
@@ -135,13 +139,26 @@ def scan(
     room.reduce(parts[0], 0, reductions)
 
 
+def weights_of(
+    layer: LayerInfo, rows: Float[Tensor, "r k"], keys: Float[Tensor, "m k"], out: Float[Tensor, "r m"] | None = None
+) -> Float[Tensor, "r m"]:
+    r"""The attention weights :math:`\alpha = k \cdot q`; of one-hot keys 1 where the index is the same."""
+    if not layer.indexed:
+        return torch.mm(rows, keys.mT, out=out)
+    same = (rows == keys.mT).to(rows.dtype)
+    return same if out is None else out.copy_(same)
+
+
 class Room:
     """Where products with blocks lie side by side until there are enough of them to be worth a reduction.
 
-    ``of_step`` are the weight's coefficients if contributions are asked for.
+    ``of_step`` are the coefficients of the layer's pieces if contributions are asked for.
     """
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype, of_step: np.ndarray | None) -> None:
+    def __init__(
+        self, layer: LayerInfo, rows: int, width: int, dtype: torch.dtype, of_step: Sequence[np.ndarray] | None
+    ) -> None:
+        self.layer = layer
         self.raw = torch.empty(rows, width, dtype=dtype)
         self.spare = torch.empty_like(self.raw)
         self.pull = None if of_step is None else torch.empty_like(self.raw)
@@ -157,15 +174,30 @@ class Room:
         """Multiply some slots with the queries."""
         place = slice(self.used, self.used + len(slots.ids))
         raw = self.raw[: len(queries.rows), place]
-        torch.mm(queries.rows, slots.keys.mT, out=raw)
+        weights_of(self.layer, queries.rows, slots.keys, raw)
         if slots.block.key_scale is not None:
             raw *= slots.block.key_scale
         if self.pull is not None:
             assert queries.directions is not None and slots.errors is not None and self.of_step is not None
             pull = self.pull[: len(queries.rows), place]
-            torch.mm(queries.directions, slots.errors.mT, out=pull).mul_(slots.values(self.of_step))
+            self._pull(slots, queries.rows, queries.directions, pull)
         self.blocks.append(slots.block)
         self.used = place.stop
+
+    def _pull(self, slots: Slots, rows: Tensor, directions: Tensor, pull: Float[Tensor, "r m"]) -> None:
+        """What each slot contributes to the target, where several pieces or parts of the layer are added up."""
+        assert slots.errors is not None and self.of_step is not None
+        if len(self.of_step) == 1 and self.layer.parts == 1:
+            torch.mm(directions, slots.errors.mT, out=pull).mul_(slots.values(self.of_step[0]))
+            return
+        pull.zero_()
+        for piece, of_piece in zip(self.layer.pieces, self.of_step, strict=True):
+            value = slots.values(of_piece)
+            if slots.block.key_scale is not None:
+                value = value * slots.block.key_scale
+            for k, e in parts_of(self.layer):
+                some = slice(k.start + piece.begin, k.start + piece.end)
+                pull += (rows[:, some] @ slots.keys[:, some].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
 
     def reduce(self, queries: Queries, first: int, reductions: Sequence[Reduction]) -> None:
         """Show what is here to the reductions, and make room."""
@@ -173,7 +205,8 @@ class Room:
             return
         here = (slice(len(queries.rows)), slice(self.used))
         pull = None if self.pull is None else self.pull[here]
-        scores = Scores(first, self.blocks, self.raw[here], pull, self.spare[here], queries.per_example)
+        whole = len(self.of_step or ()) > 1 or self.layer.parts > 1
+        scores = Scores(first, self.blocks, self.raw[here], pull, self.spare[here], queries.per_example, whole)
         for reduction in reductions:
             reduction.add(scores)
         self.blocks, self.used = [], 0

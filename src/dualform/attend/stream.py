@@ -53,6 +53,23 @@ class Slots:
         """Whether each slot comes from one of these modules of its layer."""
         return np.isin(self.block.calls.module[self.block.call], which)
 
+    def take(self, rows: Int[np.ndarray, " k"]) -> "Slots":
+        """Some of them."""
+        index = torch.from_numpy(rows)
+        errors = None if self.errors is None else self.errors[index]
+        return Slots(self.block.take(rows), self.keys[index], errors)
+
+    def factors(self, parameter: str) -> Float[Tensor, " m"]:
+        """What the error of each slot is multiplied with in the gradient of a parameter, with its power of two."""
+        calls, call, layer = self.block.calls, self.block.call, self.block.layer
+        if parameter in layer.weights:
+            factor = calls.factor[call]
+        else:
+            users = [i for i, module in enumerate(layer.modules) if parameter in module.biases]
+            factor = calls.bias_factor[call] * self.modules_among(users)
+        value = torch.from_numpy(factor).to(self.keys.dtype)
+        return value if self.block.error_scale is None else value.mul_(self.block.error_scale)
+
     def values(self, of_step: Float[np.ndarray, " T1"], bias: bool = False) -> Float[Tensor, " m"]:
         """What the error of each slot is multiplied with: its coefficient, and its power of two."""
         value = torch.from_numpy(self.block.coefficients(of_step, bias)).to(self.keys.dtype)
@@ -64,7 +81,7 @@ def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch |
     info, _ = store.layer(layer)
     whole = view.visible is None and view.horizon >= store.steps
     rows = store.block_rows(info.name)
-    key_buffer = torch.empty(rows, info.d_in, dtype=store.compute)
+    key_buffer = torch.empty(rows, info.key_size, dtype=store.compute)
     error_buffer = torch.empty(rows if errors else 0, info.d_out, dtype=store.compute)
     for block in store.blocks(info.name, errors=errors, upto=view.horizon):
         count = len(block.slots)
@@ -79,6 +96,11 @@ def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch |
             )
         if watch:
             watch(count)
+
+
+def decoded(block: Block, dtype: torch.dtype) -> Slots:
+    """A block, ready to compute with."""
+    return Slots(block, block.keys.to(dtype), None if block.errors is None else block.errors.to(dtype))
 
 
 def _shown(block: Block, view: View) -> np.ndarray | None:

@@ -7,7 +7,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attend import Agreement, View, agreement, entries, explained_layers, initial_part, layer_sums
+from dualform.attend import (
+    Agreement,
+    View,
+    agreement,
+    entries,
+    explained_layers,
+    initial_part,
+    moves,
+    shaped_parameters,
+    split,
+)
 from dualform.memory import Store, sampled, samples_at
 from dualform.types import LayerInfo
 
@@ -37,16 +47,22 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
 def check_samples(store: Store, view: View) -> dict[str, Agreement]:
     """Compare the entries that were kept at a step with those that the memory rebuilds."""
     found = {}
+    shaped = split(store, view, shaped_parameters(store))
     for layer in explained_layers(store):
-        for name in layer_sums(store, layer, view.horizon):
+        for name in layer.parameters:
+            if name in found or not store.parameters[name].by_slots:
+                continue
             initial = store.initial(name)
             which = sampled(initial).index
             kept = bytearray(samples_at(store, name, view.horizon)[0])
             actual = torch.frombuffer(kept, dtype=initial.dtype)
             first = initial.reshape(-1)[which].double()
-            built = _entries(store, layer, name, view, which.numpy())
-            steps = int((store.schedule(name)[0] <= view.horizon).sum())
-            found[name] = agreement(actual, first.unsqueeze(1), built.unsqueeze(1), None, steps)
+            if name in shaped:
+                built = shaped[name].total.reshape(-1)[which]
+            else:
+                built = _entries(store, layer, name, view, which.numpy())
+            eps = torch.finfo(initial.dtype).eps
+            found[name] = agreement(actual, first, built, moves(store, view, name), eps)
     return found
 
 
@@ -54,11 +70,11 @@ def _entries(
     store: Store, layer: LayerInfo, name: str, view: View, which: Int[np.ndarray, " k"]
 ) -> Float[Tensor, " k"]:
     """Some entries of a parameter, rebuilt. Of a weight no others are computed."""
-    if name != layer.weight:
+    alone = sum(name in other.parameters for other in store.manifest.layers) == 1
+    if name not in layer.weights or not alone:
         return one_parameter(store, view, name).reshape(-1)[torch.from_numpy(which)]
     start = initial_part(store, name, view.horizon).reshape(-1)[torch.from_numpy(which)]
-    rows, columns = which // layer.d_in, which % layer.d_in
-    return start + entries(store, layer, name, view, rows, columns).diagonal()
+    return start + entries(store, layer, name, view, which)
 
 
 def _samples(store: Store, names: Sequence[str], step: int) -> list[bytes]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError
@@ -26,7 +26,7 @@ def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[s
         x.shape[layers[name].batch_dim]
         for name, xs in seen.items()
         for x in xs
-        if layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
+        if name in layers and layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
     ]
     count = named[0] if named else first_axis(inputs)
     if not count:
@@ -34,7 +34,7 @@ def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[s
     return count
 
 
-def rows_of(info: LayerInfo, tensors: Sequence[Tensor], examples: int) -> Float[Tensor, "n r d"]:
+def rows_of(info: LayerInfo, tensors: Sequence[Tensor], examples: int) -> Shaped[Tensor, "n r d"]:
     """Example by example, all rows of all calls; one row an example where the axis counts something else."""
     if not tensors:
         raise QueryError(f"layer '{info.name}' was not used in this forward pass, so there is nothing to ask it.")

@@ -1,29 +1,37 @@
 """One forward pass gives the query of every recorded layer; one backward pass of a target gives the directions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dualform.errors import ModelMismatch, QueryError
-from dualform.types import LayerInfo
+from dualform.memory import matrix_of, parts_of
+from dualform.record import Call, Kind, kind_of
+from dualform.types import LayerInfo, ModuleInfo
 
 from .examples import count_examples
 from .targets import Target, choose
 
+Layers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
+"""Recorded layers by the names of their uses."""
+
 
 @dataclass(frozen=True)
 class Seen:
-    """What one module saw: its inputs and outputs, call by call, and the target's gradient at the outputs."""
+    """What one map saw, call by call: its inputs, the target's gradient at its outputs, the outputs themselves, and the
+    shape that its module gives them.
+    """
 
     inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
     directions: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    shapes: Sequence[Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,24 @@ class Capture:
 
 def run(model: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None) -> Any:
     """The model's output, with its own weights or the given ones."""
-    args, kwargs = (
-        (inputs, {}) if isinstance(inputs, tuple) else ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
-    )
-    return model(*args, **kwargs) if weights is None else functional_call(model, dict(weights), args, dict(kwargs))
+    with swapped(model, weights or {}):
+        if isinstance(inputs, tuple):
+            return model(*inputs)
+        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+@contextmanager
+def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other weights in a model, for as long as it is asked; its own ones afterwards."""
+    own = [(t, t.data) for n, t in (*model.named_parameters(), *model.named_buffers()) if n in weights]
+    new = [weights[n] for n, _ in (*model.named_parameters(), *model.named_buffers()) if n in weights]
+    try:
+        for (tensor, _), other in zip(own, new, strict=True):
+            tensor.data = other.to(tensor.device)
+        yield
+    finally:
+        for tensor, data in own:
+            tensor.data = data
 
 
 @contextmanager
@@ -56,49 +78,133 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def capture(
-    model: nn.Module, inputs: Any, layers: Mapping[str, LayerInfo], weights: Mapping[str, Tensor] | None, target: Target
-) -> Capture:  # fmt: skip
-    """Run the model and its target backwards; note what the modules (name → recorded layer) saw."""
-    inputs_of: dict[str, list[Tensor]] = {name: [] for name in layers}
-    outputs_of: dict[str, list[Tensor]] = {name: [] for name in layers}
-    modules = dict(model.named_modules())
-    if missing := [name for name in layers if name not in modules]:
-        raise ModelMismatch(
-            f"this {type(model).__name__} has no layer '{missing[0]}', which the memory recorded. "
-            "Pass the model that was trained."
-        )
-    handles = []
-    for name, info in layers.items():
-        check, keep = partial(_check_width, name, info.d_in), partial(_keep, inputs_of[name], outputs_of[name])
-        handles.append(modules[name].register_forward_pre_hook(check, with_kwargs=True))
-        handles.append(modules[name].register_forward_hook(keep, with_kwargs=True))
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """All parameters of a model take part in gradients while we ask, frozen or not."""
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    frozen = [p for p in parameters if not p.requires_grad]
     try:
-        with evaluating(model), torch.enable_grad():
-            output = run(model, inputs, weights)
-            examples = count_examples(inputs, layers, inputs_of)
-            axes = {z.shape: layers[name].batch_dim for name, zs in outputs_of.items() for z in zs}
-            scalar, described = choose(output, target, examples, axes)
-            directions = _directions(scalar, outputs_of)
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield parameters
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+@dataclass
+class Watched:
+    """The calls of one module, and the errors that arrived at each."""
+
+    kind: Kind
+    names: Sequence[str]
+    calls: list[tuple[Call, list[Tensor | None]]] = field(default_factory=list)
+
+    def see(self, call: Call) -> None:
+        """A call was made: note what arrives at its points."""
+        errors: list[Tensor | None] = [None] * len(call.points)
+        self.calls.append((call, errors))
+        for i, point in enumerate(call.points):
+            point.node.register_prehook(partial(_arrive, errors, i, point.number))
+
+
+def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[Tensor | None, ...]) -> None:
+    errors[place] = grads[number]
+
+
+def capture(
+    model: nn.Module, inputs: Any, layers: Layers, weights: Mapping[str, Tensor] | None, target: Target
+) -> Capture:  # fmt: skip
+    """Run the model and its target backwards; note what the recorded layers saw."""
+    watched, handles = {}, []
+    modules = dict(model.named_modules())
+    for info, use in layers.values():
+        if use.path not in modules:
+            raise ModelMismatch(
+                f"this {type(model).__name__} has no layer '{use.name}', which the memory recorded. "
+                "Pass the model that was trained."
+            )
+        module = modules[use.path]
+        if info.kind == "linear":
+            check = partial(_check_width, use.name, info.d_in)
+            handles.append(module.register_forward_pre_hook(check, with_kwargs=True))
+        if use.path not in watched:
+            watched[use.path] = found = _watch(model, use.path, module)
+            handles += found.kind.attach(module, found.see)
+    try:
+        with evaluating(model), differentiable(model) as parameters, torch.enable_grad(), swapped(model, weights or {}):
+            output = run(model, inputs, None)
+            keys = _keys(watched)
+            examples = count_examples(inputs, {name: info for name, (info, _) in layers.items()}, keys)
+            scalar, described = choose(output, target, examples, _axes(layers, keys))
+            if scalar.requires_grad:
+                torch.autograd.grad(scalar.sum(), parameters, allow_unused=True)
+            tensors = {name: p.detach() for name, p in model.named_parameters()}
+            seen = {name: _seen(layers[name], tensors, watched, name) for name in layers}
     finally:
         for handle in handles:
             handle.remove()
-    seen = {name: Seen(_all(inputs_of[name]), _all(outputs_of[name]), directions[name]) for name in layers}
     return Capture(_detached(output), described, examples, seen)
 
 
-def _directions(scalar: Tensor, outputs_of: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
-    """The gradient of the target at every output; zero where the target does not depend on it."""
-    outputs = [z for zs in outputs_of.values() for z in zs]
-    grads: Sequence[Tensor | None] = [None] * len(outputs)
-    if scalar.requires_grad and outputs:
-        grads = torch.autograd.grad(scalar.sum(), outputs, allow_unused=True)
-    found = iter([torch.zeros_like(z) if g is None else g.detach() for g, z in zip(grads, outputs, strict=True)])
-    return {name: [next(found) for _ in zs] for name, zs in outputs_of.items()}
+def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:
+    kind = kind_of(module)
+    if kind is None:
+        raise ModelMismatch(
+            f"'{path}' of this {type(model).__name__} is a {type(module).__name__}, which is no kind of layer that can "
+            "be recorded. Pass the model that was trained."
+        )
+    return Watched(kind, [f"{path}.{each.name}" if each.name else path for each in kind.maps(module)])
 
 
-def _all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach() for tensor in tensors]
+def _axes(layers: Layers, keys: Mapping[str, Sequence[Tensor]]) -> dict[torch.Size, int]:
+    """Which axis counts the examples in outputs of some shapes."""
+    return {
+        torch.Size((*key.shape[:-1], info.d_out)): info.batch_dim
+        for name, (info, _) in layers.items()
+        for key in keys.get(name, ())
+    }
+
+
+def _keys(watched: Mapping[str, Watched]) -> dict[str, list[Tensor]]:
+    """The inputs of each map, call by call."""
+    found: dict[str, list[Tensor]] = {}
+    for each in watched.values():
+        for call, _ in each.calls:
+            for number, rows in call.inputs():
+                found.setdefault(each.names[number], []).append(rows)
+    return found
+
+
+def _seen(
+    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str
+) -> Seen:
+    info, use = layer
+    mine = watched[use.path]
+    number = mine.names.index(name)
+    matrix = matrix_of(info, tensors)
+    bias = sum((tensors[bias] for bias in use.biases), torch.zeros((), dtype=matrix.dtype))
+    inputs, directions, outputs, shapes = [], [], [], []
+    for call, errors in mine.calls:
+        for found in call.rows(errors):
+            if found.map == number:
+                inputs.append(found.key)
+                outputs.append(apply(info, matrix, found.key) + bias)
+                nothing = found.error is None
+                directions.append(
+                    torch.zeros_like(outputs[-1]) if nothing else found.error.reshape(outputs[-1].shape)  # type: ignore
+                )
+                shapes.append(call.shape)
+    return Seen(inputs, directions, outputs, shapes)
+
+
+def apply(
+    layer: LayerInfo, matrix: Float[Tensor, "d_out w"], rows: Shaped[Tensor, "*r k"]
+) -> Float[Tensor, "*r d_out"]:
+    """What the matrix of a layer makes of its inputs."""
+    if layer.indexed:
+        return matrix.mT[rows[..., 0].long()]
+    return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in parts_of(layer)], -1)
 
 
 def _check_width(name: str, width: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -107,15 +213,6 @@ def _check_width(name: str, width: int, module: nn.Module, args: tuple, kwargs: 
         raise QueryError(
             f"layer '{name}' takes {width} numbers a row, but the query has {x.shape[-1]} (shape {tuple(x.shape)})."
         )
-
-
-def _keep(
-    inputs: list[Tensor], outputs: list[Tensor], module: nn.Module, args: tuple, kwargs: dict, output: Tensor
-) -> Tensor:
-    inputs.append(args[0] if args else kwargs["input"])
-    kept = output if output.requires_grad else output.detach().requires_grad_()
-    outputs.append(kept)
-    return kept.clone()  # so that an in-place activation does not touch what was kept
 
 
 def _detached(output: Any) -> Any:

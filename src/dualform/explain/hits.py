@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.attend import Best, Queries, View, coefficients
-from dualform.memory import Store
+from dualform.memory import Store, parts_of
 from dualform.types import LayerInfo
 
 from .answers import Hits
@@ -22,6 +22,8 @@ def hits_of(store: Store, view: View, asked: Asked, queries: Queries, best: Best
     slots = found[:, (found >= 0).all(0)]
     flat = slots.reshape(-1)
     weight, contribution = weigh(store, view, asked.info, queries, slots)
+    if asked.score == "contribution":
+        contribution = best.found[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = columns_of(store, visits)
     return Hits(
@@ -51,16 +53,25 @@ def weigh(
     n, k = slots.shape
     flat = slots.reshape(-1)
     keys = store.gather(info.name, flat, "key").unflatten(0, (n, k))
-    weight = torch.einsum("nrd,nkd->nrk", queries.rows.unflatten(0, (n, -1)), keys)
-    explained = info.keep == "slots" and store.parameters[info.weight].kind != "rest"
-    if not explained or queries.directions is None:
+    rows = queries.rows.unflatten(0, (n, -1))
+    weight = (rows == keys.mT).to(keys.dtype) if info.indexed else torch.einsum("nrd,nkd->nrk", rows, keys)
+    explained = info.keep == "slots" and all(store.parameters[name].by_slots for name in info.weights)
+    if not explained or queries.directions is None or any(store.shaped(name) for name in info.weights):
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
-    of_step = coefficients(store, info.weight, view.horizon).of_step
-    value = torch.from_numpy(of_step[calls.step[calls.of(flat)]] * calls.factor[calls.of(flat)]).to(weight.dtype)
+    step, factor = calls.step[calls.of(flat)], calls.factor[calls.of(flat)]
     errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
-    pull = torch.einsum("nrd,nkd->nrk", queries.directions.unflatten(0, (n, -1)), errors)
-    return weight.sum(1), (weight * pull).sum(1) * value.reshape(n, k)
+    directions = queries.directions.unflatten(0, (n, -1))
+    total = torch.zeros(n, k, dtype=weight.dtype)
+    for piece in info.pieces:
+        of_step = coefficients(store, piece.parameter, view.horizon).of_step
+        value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
+        for a, e in parts_of(info):
+            some = slice(a.start + piece.begin, a.start + piece.end)
+            alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., some], keys[..., some])
+            pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
+            total += (alpha * pull).sum(1) * value
+    return weight.sum(1), total
 
 
 def _shaped(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:

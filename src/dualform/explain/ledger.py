@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.attend import View, initial_part
+from dualform.attend import View
 from dualform.errors import QueryError
 from dualform.memory import Store
 
 from .groups import GroupOf, groups_of
-from .weights import explained, sums_over_slots
+from .weights import explained, split_by
 
 LARGEST = 4 << 30
 """Bytes that a ledger may take."""
@@ -62,13 +62,15 @@ def make_ledger(store: Store, view: View, column: str, progress: bool) -> Ledger
             f"a ledger of '{column}' would hold {len(names):,} copies of the weights ({size / 2**30:.1f} GiB). "
             f"Choose a coarser column, or ask spot.by({column!r}, …) about single queries."
         )
-    sums = sums_over_slots(store, view, progress, group_of=groups, groups=len(groups.names))
+    parts = split_by(store, view, explained(store), progress, group_of=groups, groups=len(groups.names))
     used = [
-        i for i, name in enumerate(groups.names) if name is not None or any(bool(s[i].any()) for s in sums.values())
+        i
+        for i, name in enumerate(groups.names)
+        if name is not None or any(bool(part.groups[i].any()) for part in parts.values())
     ]
     return Ledger(
-        column, view.horizon, {name: initial_part(store, name, view.horizon) for name in sums},
-        {groups.names[i]: {name: total[i] for name, total in sums.items()} for i in used},
+        column, view.horizon, {name: part.initial for name, part in parts.items()},
+        {groups.names[i]: {name: part.groups[i] for name, part in parts.items()} for i in used},
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The user's memory: a recorded training run that can be asked, travelled through and masked."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dualform.attend import Agreement, View, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.memory import Store
+from dualform.rules import Rule
 
 from .certificate import Certificate
 from .checks import check_samples, is_network_of
@@ -26,9 +27,12 @@ from .targets import Target
 from .weights import explained, kept_network, one_parameter, whole_network
 
 
-def open_memory(path: str | os.PathLike) -> "Memory":
-    """Open a memory that was recorded with :func:`dualform.record`."""
-    store = Store(Path(path))
+def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memory":
+    """Open a memory that was recorded with :func:`dualform.record`.
+
+    ``rules`` are those that were taught then, as far as they have a preconditioner.
+    """
+    store = Store(Path(path), rules=rules)
     return Memory(store, View(store.steps))
 
 
@@ -74,8 +78,11 @@ class Memory:
         kept = self.store.manifest.certificate
         if kept is None or kept["step"] != self.step:
             return replace(self, view=View(self.step)).check()
-        lines = kept["parameters"]
-        return self._certificate({name: Agreement(v["error"], v["floor"]) for name, v in lines.items()})
+        found = {name: Agreement(v["error"], v["floor"]) for name, v in kept["parameters"].items()}
+        if missing := [name for name in explained(self.store) if name not in found]:  # a killed recording
+            actual = {name: self.store.snapshot(name, self.step) for name in missing}
+            found |= certify(self.store, View(self.step), actual, only=missing)
+        return self._certificate(found)
 
     def __repr__(self) -> str:
         visible = self.view.visible

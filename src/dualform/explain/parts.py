@@ -1,24 +1,25 @@
 """The parts of a layer's output that sum to the whole: what groups put into its weight and bias, and the beginning."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Queries, View, add_up, explained_layers, initial_part, layer_sums
-from dualform.memory import Store
+from dualform.attend import Queries, Split, View, Watch, initial_part, split
+from dualform.memory import Store, matrix_of
 
 from .answers import Groups
+from .forward import apply
 from .groups import GroupOf, group_slots
 from .queries import Asked
 
 
 def group_parts(store: Store, asked: Asked, column: str) -> GroupOf:
     """The groups of a column, for all layers that feed the weight or the bias: a bias can be shared."""
-    bias = asked.module.bias
+    biases = set(asked.module.biases)
     feeding = [
-        layer.name
-        for layer in store.manifest.layers
-        if layer.name == asked.info.name or (bias and any(module.bias == bias for module in layer.modules))
+        layer.name for layer in store.manifest.layers if layer.name == asked.info.name or biases & set(layer.biases)
     ]
     return group_slots(store, feeding, column)
 
@@ -30,40 +31,65 @@ def parts_of(
     queries: Queries,
     column: str,
     groups: GroupOf,
-    values: Float[Tensor, "n G"],
+    values: Float[Tensor, "n G"] | None,
 ) -> Groups:
-    """The sums of a score over groups; for contributions with all else that the whole is made of."""
+    """The sums of a score over groups; for contributions with all else that the whole is made of.
+
+    Without sums they are taken from the groups' parts of the weights.
+    """
+    values = from_ledger(store, view, asked, queries, column, groups) if values is None else values
     answer = Groups(asked.module.name, column, asked.score, asked.target, groups.names, values)
     if asked.score != "contribution":
         return answer
     assert queries.directions is not None
     n, directions = len(queries), queries.directions.double()
-    start = initial_part(store, asked.info.weight, view.horizon)
-    initial = (directions * (queries.rows.double() @ start.mT)).sum(1).unflatten(0, (n, -1)).sum(1)
+    parts = {name: initial_weight(store, view, name, column, groups) for name in asked.info.weights}
+    initial = (directions * apply(asked.info, matrix_of(asked.info, parts), queries.rows.double())).sum(1)
+    initial = initial.unflatten(0, (n, -1)).sum(1)
     pull = directions.unflatten(0, (n, -1)).sum(1)
     bias = torch.zeros_like(values)
-    if asked.module.bias is not None:
-        bias_start, by_group = bias_parts(store, view, asked.module.bias, column, groups)
-        bias, initial = pull @ by_group.mT, initial + pull @ bias_start
+    for name in asked.module.biases:
+        part = bias_parts(store, view, name, column, groups)
+        bias, initial = bias + pull @ part.groups.mT, initial + pull @ part.initial
     outputs = asked.outputs.flatten(0, 1).double().cpu()
     total = (directions * outputs).sum(1).unflatten(0, (n, -1)).sum(1)
     return Groups(answer.layer, column, asked.score, asked.target, groups.names, values, bias, initial, total)
 
 
-def bias_parts(
-    store: Store, view: View, bias: str, column: str, groups: GroupOf
-) -> tuple[Float[Tensor, " d"], Float[Tensor, "G d"]]:
-    """What was left of the first bias, and what each group put into it. Kept for the next question."""
-    width = store.parameters[bias].shape[0]
-    if store.parameters[bias].kind == "rest":
-        return store.snapshot(bias, view.horizon).double(), torch.zeros(len(groups.names), width, dtype=torch.float64)
-    key = ("bias", bias, column, groups.names, view.key)
-    if key not in store.cache:
-        total = torch.zeros(len(groups.names), width, dtype=torch.float64)
-        for layer in explained_layers(store):
-            term = layer_sums(store, layer, view.horizon, group_of=groups, groups=len(groups.names)).get(bias)
-            if term is not None:
-                add_up(store, layer.name, view, [term])
-                total += term.total[:, :, 0]
-        store.cache[key] = total
-    return initial_part(store, bias, view.horizon), store.cache[key]
+def from_ledger(
+    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf
+) -> Float[Tensor, "n G"]:
+    """The contribution of each group through its part of the weights."""
+    assert queries.directions is not None
+    parts = kept_split(store, view, asked.info.weights, column, groups)
+    rows, directions, found = queries.rows.double(), queries.directions.double(), []
+    for i in range(len(groups.names)):
+        matrix = matrix_of(asked.info, {name: part.groups[i] for name, part in parts.items()})
+        found.append((directions * apply(asked.info, matrix, rows)).sum(1).unflatten(0, (len(queries), -1)).sum(1))
+    return torch.stack(found, 1)
+
+
+def initial_weight(store: Store, view: View, name: str, column: str, groups: GroupOf) -> Float[Tensor, "..."]:
+    """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
+    if not store.shaped(name):
+        return initial_part(store, name, view.horizon)
+    return kept_split(store, view, [name], column, groups)[name].initial
+
+
+def bias_parts(store: Store, view: View, bias: str, column: str, groups: GroupOf) -> Split:
+    """What was left of the first bias, and what each group put into it."""
+    if not store.parameters[bias].by_slots:
+        now = store.snapshot(bias, view.horizon).double()
+        return Split(now, torch.zeros(len(groups.names), len(now), dtype=torch.float64))
+    return kept_split(store, view, [bias], column, groups)[bias]
+
+
+def kept_split(
+    store: Store, view: View, names: Sequence[str], column: str, groups: GroupOf, watch: Watch | None = None
+) -> dict[str, Split]:
+    """Parameters split by the groups of a column. Kept for the next question."""
+    keys = {name: ("split", name, column, groups.names, view.key) for name in names}
+    missing = [name for name, key in keys.items() if key not in store.cache]
+    found = split(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
+    store.cache |= {keys[name]: part for name, part in found.items()}
+    return {name: store.cache[key] for name, key in keys.items()}

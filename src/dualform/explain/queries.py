@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dualform.attend import Queries
@@ -31,7 +31,7 @@ class Asked:
         return self.found.target
 
     @property
-    def inputs(self) -> Float[Tensor, "n r d_in"]:
+    def inputs(self) -> Shaped[Tensor, "n r k"]:
         """What the layer saw of each example."""
         return self._rows(self.found.seen[self.module.name].inputs)
 
@@ -53,7 +53,7 @@ class Asked:
             _finite(directions, f"the target's gradient at layer '{self.module.name}'")
         return Queries(rows.flatten(0, 1), directions.flatten(0, 1), rows.shape[1])
 
-    def _rows(self, tensors: Sequence[Tensor]) -> Float[Tensor, "n r d"]:
+    def _rows(self, tensors: Sequence[Tensor]) -> Shaped[Tensor, "n r d"]:
         rows, position = rows_of(self.info, tensors, self.found.examples), self.position
         if position is None:
             return rows

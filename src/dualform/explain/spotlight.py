@@ -6,19 +6,32 @@ from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualform.attend import Best, GroupSums, Queries, coefficients, dual_output, initial_part, scan
+from dualform.attend import (
+    Best,
+    GroupSums,
+    Queries,
+    coefficients,
+    dual_output,
+    initial_part,
+    scan,
+    scan_backwards,
+    split,
+)
 from dualform.errors import QueryError
+from dualform.memory import Store, matrix_of
 from dualform.types import LayerInfo, ModuleInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
 from .examples import first_axis
-from .forward import Capture, capture
-from .groups import Stretches, group_slots
+from .forward import Capture, apply, capture
+from .groups import GroupOf, Stretches, group_slots
 from .hits import hits_of
-from .parts import group_parts, parts_of
+from .ledger import LARGEST
+from .parts import group_parts, kept_split, parts_of
 from .progress import bar
 from .queries import Asked
 from .targets import Target, target_key
@@ -134,19 +147,30 @@ class Spotlight:
         info, module = store.layer(layer)
         asked = Asked(info, module, score, position, self._capture(target))
         queries = asked.queries(store.compute)
-        of_step = coefficients(store, info.weight, view.horizon).of_step if score == "contribution" else None
         best = Best(min(top, max(1, store.slots(info.name))), len(queries), score, order) if top else None
         columns = (by,) if isinstance(by, str) else tuple(by)
         groups = {column: group_parts(store, asked, column) for column in columns}
-        sums = {column: GroupSums(len(g.names), len(queries), score, g) for column, g in groups.items()}
+        ledger = score == "contribution" and through_ledger(store, info, len(queries), top or timeline, groups)
+        sums = {} if ledger else {c: GroupSums(len(g.names), len(queries), score, g) for c, g in groups.items()}
         over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
         times = GroupSums(over.count, len(queries), score, over) if over else None
         reductions = [each for each in (best, *sums.values(), times) if each is not None]
         with bar(f"attending over {info.name}", store.slots(info.name), progress) as watch:
-            scan(store, info.name, view, queries, reductions, of_step=of_step, watch=watch)
+            if ledger:
+                for column, g in groups.items():
+                    kept_split(store, view, info.weights, column, g, watch)
+            if not reductions:
+                pass
+            elif score == "contribution" and is_shaped(store, info):
+                scan_backwards(store, info.name, view, queries, reductions, watch)
+            else:
+                scan(store, info.name, view, queries, reductions, of_step=self._of_step(info, score), watch=watch)
         return Answer(
             hits_of(store, view, asked, queries, best) if best else None,
-            {c: parts_of(store, view, asked, queries, c, groups[c], sums[c].total) for c in columns},
+            {
+                c: parts_of(store, view, asked, queries, c, groups[c], sums[c].total if c in sums else None)
+                for c in columns
+            },
             _timeline(asked, timeline_by, over, times) if over and times else None,
         )
 
@@ -158,16 +182,30 @@ class Spotlight:
         if not seen.inputs:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
-        of_step = coefficients(store, info.weight, view.horizon).of_step
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
-            out = dual_output(store, info.name, view, rows.to(store.compute), of_step, watch)
-        out += rows.double() @ initial_part(store, info.weight, view.horizon).mT
-        if module.bias is not None:
-            out += self.memory.parameter(module.bias)
-        shapes = [z.shape for z in seen.outputs]
-        parts = out.to(seen.outputs[0].dtype).split([s[:-1].numel() for s in shapes])
-        outs = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        return outs[0] if len(outs) == 1 else torch.stack(outs) if len(set(shapes)) == 1 else torch.cat(parts)
+            if is_shaped(store, info) or is_shared(store, info):
+                parts = split(store, view, info.weights, watch=watch)
+                out = apply(info, matrix_of(info, {name: part.total for name, part in parts.items()}), rows)
+            else:
+                of_step = self._of_step(info, "contribution")
+                assert of_step is not None
+                out = dual_output(store, info.name, view, rows.to(store.compute), of_step, watch)
+                start = {name: initial_part(store, name, view.horizon) for name in info.weights}
+                out += apply(info, matrix_of(info, start), rows)
+        for bias in module.biases:
+            out += self.memory.parameter(bias)
+        parts = out.to(seen.outputs[0].dtype).split([z.shape[:-1].numel() for z in seen.outputs])
+        outs = [shape(part) for part, shape in zip(parts, seen.shapes, strict=True)]
+        if len(outs) == 1:
+            return outs[0]
+        return torch.stack(outs) if len({each.shape for each in outs}) == 1 else torch.cat(parts)
+
+    def _of_step(self, info: LayerInfo, score: Score) -> list[np.ndarray] | None:
+        """The coefficients of each piece of a layer, if contributions are asked for."""
+        if score != "contribution":
+            return None
+        store, horizon = self.memory.store, self.memory.view.horizon
+        return [coefficients(store, name, horizon).of_step for name in info.weights]
 
     # ------------------------------------------------------------------------------------------- passes
 
@@ -189,7 +227,7 @@ class Spotlight:
     def _run(self, target: Target) -> Capture:
         if self._weights is None:  # the model may have changed since the last pass
             self._weights = self.memory.weights_for(self.model)
-        layers = {module.name: info for info in self.memory.store.manifest.layers for module in info.modules}
+        layers = {module.name: (info, module) for info in self.memory.store.manifest.layers for module in info.modules}
         return capture(self.model, self.inputs, layers, self._weights, target)
 
     def _queries(
@@ -197,6 +235,24 @@ class Spotlight:
     ) -> tuple[Queries, Capture]:  # fmt: skip
         found = self._capture(target)
         return Asked(info, module, score, position, found).queries(self.memory.store.compute), found
+
+
+def through_ledger(store: Store, info: LayerInfo, queries: int, other: int, groups: Mapping[str, GroupOf]) -> bool:
+    """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
+    that is less work than a sweep.
+    """
+    size = sum(len(g.names) for g in groups.values()) * 8 * sum(store.parameters[name].size for name in info.weights)
+    return is_shared(store, info) or (is_shaped(store, info) and not other and size <= LARGEST and queries > 1)
+
+
+def is_shared(store: Store, info: LayerInfo) -> bool:
+    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
+    return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
+
+
+def is_shaped(store: Store, info: LayerInfo) -> bool:
+    """Whether a preconditioned rule explains the weights of a layer."""
+    return any(store.shaped(name) for name in info.weights)
 
 
 def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:

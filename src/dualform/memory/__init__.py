@@ -6,8 +6,10 @@ from .codec import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, en
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .glimpse import Glimpse
+from .layout import INDEX, bytes_a_row, columns_of, matrix_of, of_columns, parts_of, piece_of, places
 from .manifest import Manifest, Shard, load_manifest
-from .samples import sampled, samples_at
+from .samples import sample_of, sampled, samples_at
+from .schedule import Moves
 from .store import Store
 from .tables import Call, ParameterStep
 from .tensors import write_tensors
@@ -15,6 +17,7 @@ from .writer import Pending, Writer
 
 __all__ = [
     "COMPUTED",
+    "INDEX",
     "INIT",
     "SIGN",
     "STORED",
@@ -27,6 +30,7 @@ __all__ = [
     "FileEntry",
     "Glimpse",
     "Manifest",
+    "Moves",
     "ParameterStep",
     "Pending",
     "Room",
@@ -34,13 +38,21 @@ __all__ = [
     "Store",
     "Writer",
     "all_finite",
+    "bytes_a_row",
     "claim",
+    "columns_of",
     "encode",
     "encode_into",
     "load_manifest",
+    "matrix_of",
+    "of_columns",
+    "parts_of",
+    "piece_of",
+    "places",
     "refuse_foreign",
     "remove_memory",
     "remove_unlisted",
+    "sample_of",
     "sampled",
     "samples_at",
     "verify",

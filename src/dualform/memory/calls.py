@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from dualform.types import LayerInfo
+
 
 @dataclass(frozen=True)
 class Calls:
@@ -60,6 +62,7 @@ class Block:
     errors: Shaped[Tensor, "m d_out"] | None
     error_scale: Float[Tensor, " m"] | None
     calls: Calls
+    layer: LayerInfo
 
     @cached_property
     def call(self) -> Int[np.ndarray, " m"]:
@@ -90,6 +93,7 @@ class Block:
             errors=_some(self.errors, index),
             error_scale=_some(self.error_scale, index),
             calls=self.calls,
+            layer=self.layer,
         )
 
 

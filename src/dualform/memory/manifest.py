@@ -40,7 +40,7 @@ from typing import Any
 import xxhash
 
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
-from dualform.types import DType, LayerInfo, Mark, ModuleInfo, ParameterInfo
+from dualform.types import DType, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
 
 from .files import FileEntry, write_bytes
 
@@ -174,7 +174,9 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
 
 
 def _layer(value: Mapping[str, Any]) -> LayerInfo:
-    return LayerInfo(**{**value, "modules": tuple(ModuleInfo(**module) for module in value["modules"])})
+    modules = (ModuleInfo(**{**module, "biases": tuple(module["biases"])}) for module in value["modules"])
+    pieces = (Piece(**piece) for piece in value["pieces"])
+    return LayerInfo(**{**value, "modules": tuple(modules), "pieces": tuple(pieces)})
 
 
 def _shard(value: Mapping[str, Any]) -> Shard:

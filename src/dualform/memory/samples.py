@@ -1,6 +1,10 @@
 """A few entries of every recorded parameter, kept after each step: a fingerprint of the state, bit for bit."""
 
+from collections.abc import Iterable
+from functools import lru_cache
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from .glimpse import Glimpse
@@ -12,18 +16,25 @@ COUNT, RUN = 32, 8
 
 def sampled(tensor: Tensor) -> Glimpse:
     """Which entries of a tensor are sampled: always the same for its size."""
-    size = tensor.numel()
+    return _sampled(tensor.numel(), tensor.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _sampled(size: int, dtype: torch.dtype) -> Glimpse:
     if size <= COUNT:
-        return Glimpse([0], size, tensor.dtype)
+        return Glimpse([0], size, dtype)
     begins = np.random.default_rng(size).choice(size // RUN, COUNT // RUN, replace=False) * RUN
-    return Glimpse(np.sort(begins).tolist(), RUN, tensor.dtype)
+    return Glimpse(np.sort(begins).tolist(), RUN, dtype)
+
+
+def sample_of(tensors: Iterable[Tensor]) -> bytes:
+    """The samples of some tensors, one after the other."""
+    return b"".join([sampled(tensor).of(tensor) for tensor in tensors])
 
 
 def samples_at(store: Store, name: str, step: int) -> tuple[bytes, bytes]:
-    """The samples of a parameter and its buffer as they stood at a step of a memory."""
+    """The samples of a parameter and of the optimiser's state of it as they stood at a step of a memory."""
     kept = store.sample(name, step)
     if kept is not None:
         return kept
-    first, buffer = store.initial(name), store.initial_buffer(name)
-    some = sampled(first)
-    return some.of(first), b"" if buffer is None else some.of(buffer)
+    return sample_of([store.initial(name)]), sample_of(store.initial_states(name).values())

@@ -31,6 +31,11 @@ class Snapshots:
         """Whether a tensor was kept at this very step."""
         return step in self._kept.get(name, {})
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps at which anything was kept."""
+        return sorted({step for kept in self._kept.values() for step in kept})
+
     def last(self, name: str, step: int) -> Tensor | None:
         """A tensor as it was last kept up to a step; None if that was when recording began."""
         kept = self._kept.get(name, {})

@@ -1,6 +1,6 @@
 """The memory, read: tables of visits and steps, and the slots as a stream of blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.errors import HorizonError, LayerNotFound, NoSteps
+from dualform.errors import HorizonError, LayerNotFound, NoSteps, UnsupportedOptimizer
+from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
 from .calls import Block, Calls
 from .codec import COMPUTED, STORED, row_scale
 from .files import verify
 from .manifest import Manifest, Shard, load_manifest
-from .schedule import Moves, Schedule
+from .schedule import NO_MOVES, Moves, Schedule
 from .snapshots import Snapshots
 from .tensors import map_tensors
 
@@ -33,11 +34,12 @@ DECODED = 4 << 20
 class Store:
     """A memory on disk, opened for reading. Everything is read when it is first asked for.
 
-    ``manifest`` says which of its shards count, if not all.
+    ``manifest`` says which of its shards count, if not all; ``rules`` are those that were taught.
     """
 
-    def __init__(self, path: str | Path, manifest: Manifest | None = None) -> None:
+    def __init__(self, path: str | Path, manifest: Manifest | None = None, rules: Iterable[Rule] = ()) -> None:
         self.path = Path(path)
+        self.rules = named_rules(rules)
         self.manifest = load_manifest(self.path) if manifest is None else manifest
         self._files = {name: entry for shard in self.manifest.shards for name, entry in shard.files.items()}
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
@@ -101,8 +103,27 @@ class Store:
         return Schedule(self.step_table)
 
     def schedule(self, parameter: str) -> Moves:
-        """Steps at which a parameter moved, their transitions (k, 6) and gradient scales."""
-        return self._schedule.moves(parameter) if self.steps else (np.zeros(0, np.int64), np.zeros((0, 6)), np.zeros(0))
+        """What the optimiser did to a parameter. Kept for the next question."""
+        key = ("schedule", parameter)
+        if key not in self.cache:
+            self.cache[key] = self._schedule.moves(parameter) if self.steps else NO_MOVES
+        return self.cache[key]
+
+    def rule(self, parameter: str) -> Rule | None:
+        """The rule that explains a parameter; None if there is none, or none is needed to read it."""
+        name = self.parameters[parameter].rule
+        rule = self.rules.get(name) if name else None
+        if rule is None and self.schedule(parameter).transitions[:, 6:].any():
+            raise UnsupportedOptimizer(
+                f"the memory at {self.path} was recorded under the rule '{name}' of '{parameter}', which is not known "
+                f"here. Give it again: dualform.open(path, rules=[Rule({name!r}, …)])."
+            )
+        return rule
+
+    def shaped(self, parameter: str) -> bool:
+        """Whether a rule with a preconditioner explains a parameter: no number tells what a slot counts for in it."""
+        rule = self.rule(parameter) if self.parameters[parameter].by_slots else None
+        return rule is not None and rule.precondition is not None
 
     def sample(self, parameter: str, step: int) -> tuple[bytes, bytes] | None:
         """The entries of a parameter and its buffer that were kept after ``step`` (or the last move before it)."""
@@ -155,11 +176,11 @@ class Store:
         if self.compute == STORED[self.manifest.dtype]:
             return BLOCK_ROWS
         info, _ = self.layer(layer)
-        return min(BLOCK_ROWS, max(64, DECODED // (info.d_in * self.compute.itemsize)))
+        return min(BLOCK_ROWS, max(64, DECODED // (info.key_size * self.compute.itemsize)))
 
     def blocks(self, layer: str, *, errors: bool, rows: int | None = None, upto: int | None = None) -> Iterator[Block]:
         """The slots of a layer, in order, some ``rows`` at a time; ``upto`` ends with the shard of that step."""
-        calls, first = self.calls(layer), 0
+        first = 0
         rows = self.block_rows(layer) if rows is None else rows
         for shard in self.manifest.shards:
             if upto is not None and shard.first > upto:
@@ -167,26 +188,63 @@ class Store:
             count = shard.slots.get(layer, 0)
             if not count:
                 continue
-            keys, key_scale, es, error_scale = self._slot_tensors(shard, layer, errors)
             size = -(-count // -(-count // rows))  # as few parts as possible, and equal ones
             for begin in range(0, count, size):
-                end = min(begin + size, count)
-                cut = slice(begin, end)
-                yield Block(
-                    slots=np.arange(first + begin, first + end),
-                    keys=keys[cut],
-                    key_scale=None if key_scale is None else key_scale[cut],
-                    errors=None if es is None else es[cut],
-                    error_scale=None if error_scale is None else error_scale[cut],
-                    calls=calls,
-                )
+                yield self._block(shard, layer, first, begin, min(begin + size, count), errors)
             first += count
+
+    def step_rows(self, layer: str, step: int) -> int:
+        """How many slots of a layer a step used."""
+        begin, end = self._slots_of_step(layer, step)
+        return end - begin
+
+    def step_block(self, layer: str, step: int) -> Block | None:
+        """The slots of a layer that a step used, with their errors; None if there are none."""
+        begin, end = self._slots_of_step(layer, step)
+        if begin == end:
+            return None
+        ends = self._ends(layer)
+        at = int(np.searchsorted(ends, begin, side="right"))  # all slots of a step are in one shard
+        first = int(ends[at - 1]) if at else 0
+        return self._block(self.manifest.shards[at], layer, first, begin - first, end - first, errors=True)
+
+    def _slots_of_step(self, layer: str, step: int) -> tuple[int, int]:
+        calls = self.calls(layer)
+        first, last = np.searchsorted(calls.step, [step, step + 1])
+        if first == last:
+            return 0, 0
+        return int(calls.start[first]), int(calls.start[last - 1] + calls.rows[last - 1])
+
+    def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
+        """The number of slots of a layer up to each shard's end."""
+        key = ("ends", layer)
+        if key not in self.cache:
+            self.cache[key] = np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
+        return self.cache[key]
+
+    def _block(self, shard: Shard, layer: str, first: int, begin: int, end: int, errors: bool) -> Block:
+        """Some slots of a shard, whose first is slot ``first`` of the layer."""
+        tensors, cut = self._shard_tensors(shard), slice(begin, end)
+
+        def scale(what: str) -> Tensor | None:
+            exponents = tensors.get(f"{layer}.{what}_exponents")
+            return None if exponents is None else row_scale(exponents[cut], self.compute)
+
+        return Block(
+            slots=np.arange(first + begin, first + end),
+            keys=tensors[f"{layer}.keys"][cut],
+            key_scale=scale("key"),
+            errors=tensors[f"{layer}.errors"][cut] if errors else None,
+            error_scale=scale("error") if errors else None,
+            calls=self.calls(layer),
+            layer=self.layer(layer)[0],
+        )
 
     def gather(self, layer: str, slots: Int[np.ndarray, " m"], what: str = "error") -> Float[Tensor, "m d"]:
         """The errors (or keys) of the given slots."""
-        ends = np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
+        ends = self._ends(layer)
         info, _ = self.layer(layer)
-        out = torch.empty(len(slots), info.d_out if what == "error" else info.d_in, dtype=self.compute)
+        out = torch.empty(len(slots), info.d_out if what == "error" else info.key_size, dtype=self.compute)
         which = np.searchsorted(ends, slots, side="right")
         for i in np.unique(which):
             shard = self.manifest.shards[i]
@@ -198,16 +256,6 @@ class Store:
             scale = None if exponents is None else row_scale(exponents[local], self.compute)
             out[torch.from_numpy(here)] = rows if scale is None else rows * scale.unsqueeze(1)
         return out
-
-    def _slot_tensors(
-        self, shard: Shard, layer: str, errors: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        tensors = self._shard_tensors(shard)
-        keys, key_scale = tensors[f"{layer}.keys"], row_scale(tensors.get(f"{layer}.key_exponents"), self.compute)
-        if not errors:
-            return keys, key_scale, None, None
-        error_scale = row_scale(tensors.get(f"{layer}.error_exponents"), self.compute)
-        return keys, key_scale, tensors[f"{layer}.errors"], error_scale
 
     def _shard_tensors(self, shard: Shard) -> dict[str, Tensor]:
         file = shard.file("shards")
@@ -226,9 +274,15 @@ class Store:
         """A parameter or buffer as recording began."""
         return self._tensors("init.safetensors")[name]
 
-    def initial_buffer(self, name: str) -> Tensor | None:
-        """The optimiser's buffer of a parameter as recording began, if it had one."""
-        return self._tensors("init.safetensors").get(f"{name}#buffer")
+    def initial_states(self, name: str) -> dict[str, Tensor]:
+        """All that the optimiser kept of a parameter as recording began."""
+        rule = self.rules.get(self.parameters[name].rule or "")
+        found = {key: self.initial_state(name, key) for key in ("buffer", *(rule.shared if rule else ()))}
+        return {key: tensor for key, tensor in found.items() if tensor is not None}
+
+    def initial_state(self, name: str, key: str) -> Tensor | None:
+        """The optimiser's state of a parameter ("buffer" or by its own name) as recording began, if it had one."""
+        return self._tensors("init.safetensors").get(f"{name}#{key}")
 
     @cached_property
     def _snapshots(self) -> Snapshots:
@@ -244,9 +298,18 @@ class Store:
         found = self._snapshots.last(name, step)
         return self.initial(name) if found is None else found
 
+    def kept_at(self, name: str, step: int) -> Tensor | None:
+        """A tensor that was kept at this very step."""
+        return self._snapshots.last(name, step) if self._snapshots.has(name, step) else None
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """The steps at which anything was kept whole."""
+        return self._snapshots.steps
+
     def weights_kept_at(self, step: int) -> bool:
         """Whether all parameters were kept whole at this step (the end)."""
-        return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.kind != "rest")
+        return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.by_slots)
 
     def horizon(self, step: int | None) -> int:
         """A step that the memory can be read at."""

@@ -13,6 +13,9 @@ import pyarrow as pa
 
 from dualform.types import Transition
 
+SETTING = "opt_"
+"""Before the names of the optimiser's settings in the table of steps."""
+
 
 class Call(NamedTuple):
     """The slots of one call of one module in one backward pass, as a line of the table of calls."""
@@ -38,7 +41,7 @@ class ParameterStep:
     scale: float
     settings: Mapping[str, float]
     sample: bytes
-    buffer_sample: bytes
+    state_sample: bytes
 
 
 def calls_table(calls: Sequence[Call]) -> pa.Table:
@@ -54,15 +57,16 @@ def calls_table(calls: Sequence[Call]) -> pa.Table:
 def steps_table(lines: Sequence[tuple[int, ParameterStep]]) -> pa.Table:
     """One line a step and parameter. A setting that a parameter does not have is NaN."""
     steps, moves = [step for step, _ in lines], [line for _, line in lines]
-    unknown = Transition(*[np.nan] * 6)
-    numbers = np.array([line.transition or unknown for line in moves], np.float64).reshape(-1, 6)
+    unknown = Transition(*[np.nan] * len(Transition._fields))
+    numbers = np.array([line.transition or unknown for line in moves], np.float64).reshape(-1, len(unknown))
     columns = {"step": _numbers(np.array(steps, np.int64)), "parameter": _text([line.parameter for line in moves])}
     columns |= {name: _numbers(numbers[:, i]) for i, name in enumerate(Transition._fields)}
     columns["scale"] = _numbers(np.array([line.scale for line in moves], np.float64))
     for name in sorted({name for line in moves for name in line.settings}):
-        columns[name] = _numbers(np.array([line.settings.get(name, np.nan) for line in moves], np.float64))
+        values = np.array([line.settings.get(name, np.nan) for line in moves], np.float64)
+        columns[f"{SETTING}{name}"] = _numbers(values)
     columns["sample"] = _bytes([line.sample for line in moves])
-    columns["buffer_sample"] = _bytes([line.buffer_sample for line in moves])
+    columns["state_sample"] = _bytes([line.state_sample for line in moves])
     return _table(columns)
 
 

@@ -75,6 +75,14 @@ class Writer:
         self._queue.join()
         self._raise()
 
+    def certify(self, found: Mapping[str, Any]) -> None:
+        """Add to the certificate, when all else is on disk: anything with an error and a floor."""
+        kept = self.manifest.certificate
+        assert kept is not None
+        lines = {**kept["parameters"], **certificate_lines(found)}
+        self.manifest = replace(self.manifest, certificate={**kept, "parameters": lines})
+        self.manifest.save(self.folder)
+
     def stop(self) -> None:
         """Finish what was handed over and end the thread."""
         self._queue.put(None)
@@ -136,7 +144,7 @@ def with_shard(manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows
-    lines = {name: {"error": found.error, "floor": found.floor} for name, found in shard.certificate.items()}
+    lines = certificate_lines(shard.certificate)
     visits = sum(len(columns["visit"]) for columns in shard.visits)
     entry = Shard(shard.number, shard.first, shard.last, visits, slots, files)
     return replace(
@@ -146,6 +154,11 @@ def with_shard(manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry
         columns=dict(shard.columns),
         certificate={"step": shard.last, "parameters": lines},
     )
+
+
+def certificate_lines(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What the manifest keeps of a certificate."""
+    return {name: {"error": each.error, "floor": each.floor} for name, each in found.items()}
 
 
 def _slot_tensors(shard: Pending) -> dict[str, list[Tensor]]:

@@ -1,5 +1,6 @@
 """A training loop to slots: hooks around the user's own loop, one file a layer kind."""
 
+from .layers import KINDS, Call, Kind, kind_of
 from .tape import Tape, record
 
-__all__ = ["Tape", "record"]
+__all__ = ["KINDS", "Call", "Kind", "Tape", "kind_of", "record"]

@@ -88,8 +88,9 @@ def _is_wrong(added: Pass, eps: float) -> bool:
     total, size, rows = np.zeros(len(after)), np.abs(after), 0
     for error, key in added.terms or ():
         e, x = error.double().cpu().numpy(), None if key is None else key.double().cpu().numpy()
-        total += e.sum(0) if x is None else (e.T @ x).ravel()
-        size += np.abs(e).sum(0) if x is None else (np.abs(e).T @ np.abs(x)).ravel()
+        product = e if x is None else e * x
+        total += product.sum(0)
+        size += np.abs(product).sum(0)
         rows += len(e)
     if added.before is not None:
         before = seen.values([added.before])[0]

@@ -1,14 +1,16 @@
 """A new memory: the state that training begins from, and a manifest without steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, optim
 
 from dualform.errors import MemoryExists
 from dualform.memory import INIT, SIGN, Manifest, load_manifest, remove_memory, write_tensors
+from dualform.rules import Rule
 from dualform.types import DType
 
 from .plan import Plan
@@ -29,8 +31,8 @@ def begin_at(
     remove_memory(path)
     tensors = {SIGN: [torch.empty(0)]}
     tensors |= {name: [tensor.detach().cpu()] for name, tensor in plan.tensors.items()}
-    kept = buffers(plan, optimizers)
-    tensors |= {f"{name}#buffer": [kept[name].detach().cpu()] for name in plan.explained if name in kept}
+    for name, states in states_of(plan, optimizers).items():
+        tensors |= {f"{name}#{key}": [tensor.detach().cpu()] for key, tensor in states.items()}
     manifest = Manifest(
         dtype,
         plan.layers,
@@ -43,12 +45,18 @@ def begin_at(
     return manifest
 
 
-def buffers(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimisers' own buffers (momentum) of the model's parameters, by name."""
-    names = {id(tensor): name for name, tensor in plan.tensors.items()}
+def states_of(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
+    """What the optimisers keep of the explained parameters, by name: the buffer, and what all examples share."""
+    names = {id(plan.tensors[name]): name for name in plan.explained}
     out = {}
     for optimizer, rule in zip(optimizers, plan.rules, strict=True):
         for parameter, state in optimizer.state.items():
-            if rule and rule.buffer and state.get(rule.buffer) is not None and id(parameter) in names:
-                out[names[id(parameter)]] = state[rule.buffer]
-    return out
+            if rule and id(parameter) in names:
+                out[names[id(parameter)]] = state_tensors(rule, state)
+    return {name: out.get(name, {}) for name in plan.explained}
+
+
+def state_tensors(rule: Rule, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that an optimiser keeps of a parameter, as far as its rule reads them."""
+    found = {"buffer" if key == rule.buffer else key: state.get(key) for key in rule.state}
+    return {key: tensor for key, tensor in found.items() if tensor is not None}

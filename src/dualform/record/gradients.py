@@ -1,8 +1,8 @@
 r"""What happens to a gradient between backward and step, read off a few of its entries.
 
 A memory explains a step if the gradient that the optimiser uses is :math:`\kappa_s \sum E^\top X` with one scalar κ
-(clipping, loss scaling) over the recorded slots. So for each parameter a few rows and columns are watched where its
-gradient is large. While training runs they are only read; what they say is found out later, for many steps at once
+(clipping, loss scaling) over the recorded slots. So for each parameter a few entries are watched where its gradient
+is large. While training runs they are only read; what they say is found out later, for many steps at once
 (``audit.py``).
 """
 
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from dualform.memory import Glimpse
+from dualform.memory import Glimpse, places
+from dualform.types import LayerInfo
 
 from .stage import Slots
 
@@ -24,20 +26,32 @@ PATIENCE = 64
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """The watched entries of a parameter: a few rows and columns (of a bias: rows), and where they lie."""
+    """The watched entries of a parameter, counted over all of it, and where they lie."""
 
-    rows: Tensor
-    columns: Tensor | None
+    parameter: str
+    which: Int[np.ndarray, " k"]
     seen: Glimpse
+    _places: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
-    def terms(self, key: Tensor, error: Tensor) -> "Terms":
+    def terms(self, layer: LayerInfo, key: Tensor, error: Tensor) -> "Terms":
         """What the rows of a call add to them: the factors."""
-        columns = None if self.columns is None else key.index_select(1, self.columns)
-        return error.index_select(1, self.rows), columns
+        if layer.name not in self._places:
+            self._places[layer.name] = self._place(layer, error.device)
+        rows, columns = self._places[layer.name]
+        e = error.index_select(1, rows)
+        if columns is None:
+            return e, None
+        return e, key == columns if layer.indexed else key.index_select(1, columns)
+
+    def _place(self, layer: LayerInfo, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        if self.parameter in layer.biases:
+            return torch.from_numpy(self.which).to(device), None
+        rows, columns = places(layer, self.parameter, self.which)
+        return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
 Terms = tuple[Tensor, Tensor | None]
-"""For each row of a call the watched columns of its error and of its input (of a bias: none)."""
+"""For each row of a call the watched columns of its error and of its input (of a bias: none), side by side."""
 
 
 @dataclass(slots=True)
@@ -68,7 +82,7 @@ class Opened:
     checked: bool
     slots: list[Slots] = field(default_factory=list)
     terms: list[Terms] = field(default_factory=list)
-    calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    calls: list[tuple[LayerInfo, Tensor, Tensor]] = field(default_factory=list)
     """Inputs and errors themselves, as long as it is not known where to look."""
 
 
@@ -98,9 +112,9 @@ class Follower:
         """A call of the layer is a part of the pass."""
         opened.slots.append(slots)
         if opened.checked and self.entries is not None:
-            opened.terms.append(self.entries.terms(key, error))
+            opened.terms.append(self.entries.terms(slots.layer, key, error))
         elif opened.checked:
-            opened.calls.append((key, error))
+            opened.calls.append((slots.layer, key, error))
 
     def has_more(self, opened: Opened) -> bool:
         """The backward pass is over: did it add anything here?"""
@@ -159,14 +173,9 @@ class Follower:
             self._blind += 1
             if self._blind & (self._blind - 1) == 0:  # the 1st, 2nd, 4th, 8th … time: a dead layer should cost nothing
                 some, values = torch.arange(size, device=flat.device), flat.abs()
-        best = some[values.topk(min(SIDE, len(some))).indices].unique()
-        if grad.ndim == 1:
-            self.entries = Entries(best, None, Glimpse(best.tolist(), 1, grad.dtype))
-        else:
-            width = grad.shape[-1]
-            first = int(best[flat[best].abs().argmax()]) % width  # neighbours: they lie in one line of the cache
-            columns = torch.arange(SIDE, device=flat.device) + max(0, min(first - first % SIDE, width - SIDE))
-            rows, columns = (best // width).unique(), columns[columns < width]
-            begins = (rows * width + columns[0]).tolist()
-            self.entries = Entries(rows, columns, Glimpse(begins, len(columns), grad.dtype))
+        best = some[values.topk(min(SIDE, len(some))).indices]
+        width = min(SIDE, size)  # neighbours: they lie in one line of the cache
+        begins = (best - best % SIDE).clamp(max=size - width).unique().tolist()
+        seen = Glimpse(begins, width, grad.dtype)
+        self.entries = Entries(self.name, seen.index.numpy(), seen)
         return self.entries

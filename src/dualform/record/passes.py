@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualform.errors import UnsupportedLayer
 from dualform.memory import Arena, Desk, Room, encode_into
-from dualform.types import DType, LayerInfo
+from dualform.types import DType
 
 from .gradients import Follower, Opened
-from .linear import key_of, node_of
+from .layers import Call, Found
 from .notes import Batch, Notes
-from .plan import Plan
+from .patch import columns_for
+from .plan import Plan, Recorded, Use
 from .stage import SHARD_BYTES, Slots, Stage
 
 CHECKED, AT_FIRST = 12, 3
@@ -32,16 +33,16 @@ FIRST = 64
 """Passes that count as the first."""
 
 
-class Backward(NamedTuple):
-    """A call of a layer that a backward pass has reached: its input and its error, not copied yet."""
+class Forward(NamedTuple):
+    """A call of a module that has run forwards: with its batch, its place among the calls of that batch, and the
+    parameters of each map that are trained.
+    """
 
-    layer: LayerInfo
-    module: str
-    key: Tensor
-    error: Tensor
+    call: Call
+    uses: Sequence[Use]
     batch: Batch
     number: int
-    trained: Sequence[Follower]
+    trained: Sequence[Sequence[Follower]]
 
 
 @dataclass(slots=True)
@@ -49,7 +50,12 @@ class UnderWay:
     """A backward pass that is not over yet."""
 
     opened: dict[Follower, Opened] = field(default_factory=dict)
-    calls: list[Backward] = field(default_factory=list)
+    calls: dict[int, tuple[Forward, list[Tensor | None]]] = field(default_factory=dict)
+    """The calls that it has reached, and the errors at their points so far. Nothing is copied yet."""
+
+
+Place = tuple[Mapping[str, Tensor | None], str, Follower]
+"""Where a module holds a parameter, its name there, and who follows its gradient."""
 
 
 class Passes:
@@ -62,8 +68,10 @@ class Passes:
         self.bytes = 0
         """How much they are by now."""
         self.open = True
-        expected = SHARD_BYTES // plan.bytes_a_row(dtype)  # if all layers see the same rows
-        self._stages = {layer.name: Stage(layer, dtype, expected) for layer in plan.layers}
+        expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
+        self._stages = {
+            layer.name: Stage(layer, columns_for(layer, plan.patches), dtype, expected) for layer in plan.layers
+        }
         self._desk = Desk()
         self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
@@ -71,13 +79,9 @@ class Passes:
     def hook(self) -> list[Any]:
         """Put the hooks in place; returns their handles."""
         handles = []
-        for layer in self.plan.layers:
-            for info in layer.modules:
-                names = (("weight", layer.weight), ("bias", info.bias))
-                followers = [(own, self.followers[name]) for own, name in names if name is not None]
-                hook = partial(self._forward, layer, info.name, followers)
-                module = self.plan.modules[info.name]
-                handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        for recorded in self.plan.modules:
+            held = [[(one.table, one.own, self.followers[one.name]) for one in use.held] for use in recorded.uses]
+            handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held))
         return handles
 
     def renew(self, arena: Arena) -> None:
@@ -91,35 +95,30 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
-    def _forward(
-        self, layer: LayerInfo, name: str, followers: Sequence[tuple[str, Follower]], module: nn.Linear, args: tuple,
-        kwargs: dict, output: Tensor,
-    ) -> None:  # fmt: skip
-        if not output.requires_grad:
-            return
-        trained, parameters = [], module._parameters
-        for own, follower in followers:
-            parameter = follower.parameter
-            if parameters[own] is not parameter:
-                raise _replaced(follower.name)
-            if parameter.requires_grad:
-                trained.append(follower)
-        if not trained:
+    def _forward(self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call) -> None:
+        trained = []
+        for some in held:
+            mine = []
+            for table, own, follower in some:
+                parameter = follower.parameter
+                if table[own] is not parameter:
+                    raise _replaced(follower.name)
+                if parameter.requires_grad:
+                    mine.append(follower)
+            trained.append(mine)
+        if not any(trained):
             return
         if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
             self.notes.before_forward()
-        batch = self.notes.batch
+        batch, name = self.notes.batch, recorded.uses[0].info.name
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        key = key_of(args, kwargs, output, owned=trained[0].name == layer.weight)
-        hook = partial(self._error, layer, name, key, batch, number, trained)
-        node_of(output).register_prehook(hook)
+        forward = Forward(call, recorded.uses, batch, number, trained)
+        for i, point in enumerate(call.points):
+            point.node.register_prehook(partial(self._error, forward, i, point.number))
 
-    def _error(
-        self, layer: LayerInfo, module: str, key: Tensor, batch: Batch, number: int, trained: Sequence[Follower],
-        errors: tuple[Tensor | None, ...],
-    ) -> None:  # fmt: skip
-        error = errors[0]
+    def _error(self, forward: Forward, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
+        error = errors[output]
         if not self.open or error is None:
             return
         task = torch._C._current_graph_task_id()
@@ -128,33 +127,45 @@ class Passes:
             under_way = self._tasks[task] = UnderWay()
             self._turn += 1
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
-        for follower in trained:
-            if follower not in under_way.opened:
-                every = AT_FIRST if self._turn <= FIRST else CHECKED
-                under_way.opened[follower] = follower.begin((len(under_way.opened) + self._turn) % every == 0)
-        if key.numel():
-            under_way.calls.append(Backward(layer, module, key, error.detach(), batch, number, trained))
+        known = under_way.calls.get(id(forward))
+        if known is None:
+            known = under_way.calls[id(forward)] = forward, [None] * len(forward.call.points)
+            for mine in forward.trained:
+                for follower in mine:
+                    if follower not in under_way.opened:
+                        every = AT_FIRST if self._turn <= FIRST else CHECKED
+                        checked = (len(under_way.opened) + self._turn) % every == 0
+                        under_way.opened[follower] = follower.begin(checked)
+        before = known[1][point]
+        known[1][point] = error.detach() if before is None else before + error.detach()
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
         under_way = self._tasks.pop(task)
         added = [follower for follower, opened in under_way.opened.items() if follower.has_more(opened)]
         new = []
-        for call in under_way.calls if added else ():
-            users = [follower for follower in call.trained if follower in added]
-            if users:
-                new.append(self._take(call, [(follower, under_way.opened[follower]) for follower in users]))
+        for forward, errors in under_way.calls.values() if added else ():
+            users = [[follower for follower in mine if follower in added] for mine in forward.trained]
+            if any(users):
+                for found in forward.call.rows(errors):
+                    opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
+                    if opened and found.error is not None and found.key.numel():
+                        new.append(self._take(forward, found, opened))
         if new:
             self._encode(new)
         for follower in added:
-            follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.optimised)
+            follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
-    def _take(self, call: Backward, users: Sequence[tuple[Follower, Opened]]) -> tuple[Slots, list[Room]]:
+    def _take(
+        self, forward: Forward, found: Found, users: Sequence[tuple[Follower, Opened]]
+    ) -> tuple[Slots, list[Room]]:
         """Make slots of a call: what is to be copied, and where to."""
-        layer, key, error = call.layer, call.key, call.error
-        slots = Slots(layer, call.module, tuple(key.shape[:-1]), call.batch, call.number)
-        if key.ndim != 2:
-            key, error = key.reshape(-1, layer.d_in), error.reshape(-1, layer.d_out)
+        use, key, error = forward.uses[found.map], found.key, found.error
+        assert error is not None
+        layer = use.layer
+        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), forward.batch, forward.number)
+        if key.ndim != 2 or error.ndim != 2:
+            key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
         stage = self._stages[layer.name]
         rooms = stage.take(slots, key, error, self.arena)
         self.bytes += len(key) * stage.row_bytes

@@ -1,17 +1,46 @@
 """What will be recorded: which layers, which parameters, under which rule. Decided once, before the first step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from torch import Tensor, nn, optim
 
 from dualform.errors import NothingToRecord, UnsupportedLayer, UnsupportedOptimizer
-from dualform.memory import STORED
+from dualform.memory import STORED, bytes_a_row
 from dualform.rules import Rule, rule_for
-from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo
+from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo, Piece
 
-from .select import axis_of, keep_of, linear_layers, select
+from .layers import Kind, Map
+from .patch import Patch, make_patches
+from .select import axis_of, keep_of, known_layers, select
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a module holds a parameter: the module's own table, its name there, and its name in the model."""
+
+    table: Mapping[str, Tensor | None]
+    own: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """One map of a recorded module: the layer it belongs to, and the parameters it uses."""
+
+    layer: LayerInfo
+    info: ModuleInfo
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A module that is recorded, and its maps."""
+
+    module: nn.Module
+    kind: Kind
+    uses: tuple[Use, ...]
 
 
 @dataclass(frozen=True)
@@ -20,17 +49,19 @@ class Plan:
 
     layers: tuple[LayerInfo, ...]
     parameters: tuple[ParameterInfo, ...]
-    modules: Mapping[str, nn.Linear]
+    modules: tuple[Recorded, ...]
     tensors: Mapping[str, Tensor]
     rules: tuple[Rule | None, ...]
     """The rule of each optimiser."""
-    optimised: set[int]
-    """The ids of all parameters that an optimiser has (groups may be added later)."""
+    patches: Mapping[str, Patch]
+    """The entries that the certificate follows."""
+    owner: dict[int, int]
+    """Which optimiser has a parameter, by its id (groups may be added later)."""
 
     @property
     def explained(self) -> list[str]:
         """The parameters that the slots rebuild."""
-        return [p.name for p in self.parameters if p.kind != "rest"]
+        return [p.name for p in self.parameters if p.by_slots]
 
     @property
     def rest(self) -> dict[str, Tensor]:
@@ -48,9 +79,18 @@ class Plan:
         assert isinstance(parameter, nn.Parameter)
         return parameter
 
+    @property
+    def known_rules(self) -> list[Rule]:
+        """The rules of all optimisers that have one."""
+        return [rule for rule in self.rules if rule is not None]
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule of the optimiser that has a parameter; one that none has may be given to the first later."""
+        return self.rules[self.owner.get(id(self.tensors[name]), 0)]
+
     def bytes_a_row(self, dtype: DType) -> int:
         """What one row through every recorded layer takes on disk."""
-        return sum(layer.numbers_a_row for layer in self.layers) * STORED[dtype].itemsize
+        return sum(bytes_a_row(layer, STORED[dtype]) for layer in self.layers)
 
 
 def make_plan(
@@ -72,11 +112,12 @@ def make_plan(
     owner = {id(p): i for i, o in enumerate(optimizers) for group in o.param_groups for p in group["params"]}
     kept, axis = keep_of(model, keep), axis_of(model, batch_dim)
     selected = select(model, layers, kept, set(owner))
-    infos = _layers(model, selected, kept, axis)
+    modules = _modules(model, selected, kept, axis)
+    infos = tuple(dict.fromkeys(use.layer for recorded in modules for use in recorded.uses))
     if not infos:
         raise NothingToRecord(
-            f"no linear layer of this {type(model).__name__} has a parameter in the optimiser (its linear layers: "
-            f"{list(linear_layers(model))}). Pass the optimiser that trains them."
+            f"no layer of this {type(model).__name__} has a parameter in the optimiser (its layers: "
+            f"{list(known_layers(model))}). Pass the optimiser that trains them."
         )
     saved = model.state_dict()
     tensors: dict[str, Tensor] = dict(model.named_parameters())
@@ -86,50 +127,94 @@ def make_plan(
     kinds = _kinds(infos) if rules is not None else {}
     parameters = []
     for name, tensor in tensors.items():
-        rule = found[owner[id(tensor)]] if id(tensor) in owner else None
+        rule = found[owner.get(id(tensor), 0)] if name in kinds or id(tensor) in owner else None
         dtype = str(tensor.dtype).removeprefix("torch.")
         parameters.append(
             ParameterInfo(name, kinds.get(name, "rest"), tuple(tensor.shape), dtype, rule.name if rule else None)
         )
-    linear = linear_layers(model)
-    return Plan(tuple(infos), tuple(parameters), {n: linear[n] for n in selected}, tensors, found, set(owner))
+    patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
+    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner)
 
 
-def _layers(
-    model: nn.Module, selected: Sequence[str], kept: Callable[[str], Keep], axis: Callable[[Sequence[str]], int]
-) -> list[LayerInfo]:  # fmt: skip
-    """Modules that share a weight are one layer, under the name of the first."""
-    linear, names = linear_layers(model), {id(p): name for name, p in model.named_parameters()}
-    members: dict[int, list[str]] = {}
-    for name in selected:
-        members.setdefault(id(linear[name].weight), []).append(name)
-    infos = []
+def _modules(
+    model: nn.Module,
+    selected: Mapping[str, tuple[nn.Module, Kind]],
+    kept: Callable[[str], Keep],
+    axis: Callable[[Sequence[str], Kind], int],
+) -> list[Recorded]:
+    """All recorded modules. Maps that share their weights are one layer, under the name of the first."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    members: dict[tuple, list[tuple[str, str, Map, tuple[Held, ...]]]] = {}
+    for path, (module, kind) in selected.items():
+        for each in kind.maps(module):
+            held = tuple(_held(module, own, names) for own in (*(w for w, _ in each.weights), *each.biases))
+            weights = tuple(one.name for one in held[: len(each.weights)])
+            public = f"{path}.{each.name}" if each.name else path
+            members.setdefault((weights, each.indexed, each.turned), []).append((public, path, each, held))
+    uses: dict[str, list[Use]] = {path: [] for path in selected}
     for group in members.values():
-        first, module = group[0], linear[group[0]]
-        biases = [linear[name].bias for name in group]
-        infos.append(
-            LayerInfo(
-                name=first,
-                weight=names[id(module.weight)],
-                d_in=module.in_features,
-                d_out=module.out_features,
-                modules=tuple(
-                    ModuleInfo(name, None if bias is None else names[id(bias)])
-                    for name, bias in zip(group, biases, strict=True)
-                ),
-                keep=kept(first),
-                batch_dim=axis(group),
-            )
-        )
-    return infos
+        layer = _layer(group, selected[group[0][1]][1], kept, axis)
+        for (_, path, _, held), info in zip(group, layer.modules, strict=True):
+            uses[path].append(Use(layer, info, held))
+    shared = _keep_together([use.layer for some in uses.values() for use in some])
+    return [
+        Recorded(module, kind, tuple(replace(use, layer=shared[use.layer]) for use in uses[path]))
+        for path, (module, kind) in selected.items()
+    ]
 
 
-def _kinds(layers: Iterable[LayerInfo]) -> dict[str, Literal["weight", "bias"]]:
-    kinds: dict[str, Literal["weight", "bias"]] = {}
+def _held(module: nn.Module, own: str, names: Mapping[int, str]) -> Held:
+    path, _, last = own.rpartition(".")
+    owner: nn.Module = attrgetter(path)(module) if path else module
+    parameter = owner._parameters[last]
+    return Held(owner._parameters, last, names[id(parameter)])
+
+
+def _layer(
+    group: Sequence[tuple[str, str, Map, tuple[Held, ...]]],
+    kind: Kind,
+    kept: Callable[[str], Keep],
+    axis: Callable[[Sequence[str], Kind], int],
+) -> LayerInfo:
+    first, _, each, held = group[0]
+    pieces, begin = [], 0
+    for (_, width), one in zip(each.weights, held, strict=False):
+        pieces.append(Piece(one.name, begin, begin + width, each.turned))
+        begin += width
+    return LayerInfo(
+        name=first,
+        kind=kind.name,
+        pieces=tuple(pieces),
+        d_in=each.d_in,
+        d_out=each.d_out,
+        modules=tuple(
+            ModuleInfo(public, tuple(one.name for one in mine[len(some.weights) :]), path)
+            for public, path, some, mine in group
+        ),
+        keep=kept(group[0][1]),
+        batch_dim=axis([path for _, path, _, _ in group], kind),
+        parts=each.parts,
+        indexed=each.indexed,
+    )
+
+
+def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
+    """Layers that share a parameter (an embedding tied to the output) are kept alike if one of them has a ledger."""
+    in_ledger = {name for layer in layers if layer.keep == "ledger" for name in layer.parameters}
+    return {
+        layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) else layer for layer in layers
+    }  # fmt: skip
+
+
+def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
+    """The kind of each parameter: one of which some layer keeps too little belongs to the rest."""
+    kinds: dict[str, str] = {}
     for layer in layers:
-        if layer.keep == "slots":
-            kinds |= {name: "weight" if name == layer.weight else "bias" for name in layer.parameters}
-    return kinds
+        for name in layer.parameters:
+            kind = "weight" if name in layer.weights else "bias"
+            kind = {"slots": kind, "ledger": "ledger"}.get(layer.keep, "rest")
+            kinds[name] = "rest" if kinds.get(name) == "rest" else kind
+    return {name: kind for name, kind in kinds.items() if kind != "rest"}
 
 
 def _one_optimizer(layer: LayerInfo, owners: set[int]) -> None:

@@ -3,22 +3,27 @@ r"""The certificate, built up while training runs.
 Of each recorded parameter a few dozen entries (some rows and columns of it) are carried from step to step by
 the optimiser's own recurrence, fed with nothing but the slots *as they are stored*. Whenever a shard is complete they
 are compared with the real weights, so every shard on disk comes with its certificate.
+
+Rules that need a whole matrix to move one of its entries (Adafactor, Muon) cannot be followed so; their parameters
+are checked when the recording is closed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Agreement, View, agreement, entries, initial_part
+from dualform.attend import Agreement, State, advance, agreement, state_at
 from dualform.memory import ParameterStep, Store
+from dualform.rules import Rule
+from dualform.types import LayerInfo
 
+from .patch import Patch, columns_for, sizes_of
 from .plan import Plan
-from .stage import Slots, followed
+from .stage import Slots
 
 
 class Used(NamedTuple):
@@ -30,131 +35,161 @@ class Used(NamedTuple):
     bias_factor: float
 
 
-Coefficients = Mapping[int, tuple[float, float]]
-"""For a step what its gradient adds to a parameter, and to the optimiser's buffer of it."""
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Some rows and columns of a weight, or some rows of a bias."""
-
-    rows: slice
-    columns: slice | None
-
-    def of(self, tensor: Tensor) -> Shaped[Tensor, "r c"]:
-        """Those of a tensor."""
-        tensor = tensor.detach()[self.rows].cpu()
-        return tensor.unsqueeze(1) if self.columns is None else tensor[:, self.columns]
-
-
-@dataclass
-class State:
-    """The followed entries of a parameter: at first, and by now (of the optimiser's buffer too) as slots give them."""
-
-    entries: Entries
-    first: Float[np.ndarray, "r c"]
-    weight: Float[np.ndarray, "r c"]
-    buffer: Float[np.ndarray, "r c"]
-    moves: int
+Line = tuple[int, ParameterStep]
 
 
 class Proof:
-    """Follows all recorded parameters."""
+    """Follows all recorded parameters whose rule lets it."""
 
     def __init__(self, plan: Plan, store: Store, step: int) -> None:
         self.plan = plan
-        self.layers = {name: layer for layer in plan.layers for name in layer.parameters}
-        self.states = {name: self._state(store, name, step) for name in plan.explained}
+        self.proofs: dict[str, Scalar | Shaped] = {}
+        rules = {name: rule for name in plan.explained if (rule := plan.rule(name)) is None or rule.local}
+        for name, state in state_at(store, list(rules), step).items():
+            rule, patch = rules[name], plan.patches[name]
+            kind = Scalar if rule is None or rule.precondition is None else Shaped
+            moves = int((store.schedule(name).steps <= step).sum())
+            self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
+        self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
-    def _state(self, store: Store, name: str, step: int) -> State:
-        layer = self.layers[name]
-        which = Entries(followed(layer.d_out), followed(layer.d_in) if name == layer.weight else None)
-        first = which.of(store.initial(name)).double().numpy()
-        if step:
-            weight, buffer = (self._rebuilt(store, name, which, step, of) for of in ("weight", "buffer"))
-            return State(which, first, weight, buffer, moves=int((store.schedule(name)[0] <= step).sum()))
-        kept = store.initial_buffer(name)
-        buffer = np.zeros_like(first) if kept is None else which.of(kept).double().numpy()
-        return State(which, first, first.copy(), buffer, moves=0)
-
-    def _rebuilt(self, store: Store, name: str, which: Entries, step: int, of: str) -> np.ndarray:
-        total = which.of(initial_part(store, name, step, of)).numpy()
-        for layer in store.manifest.layers:
-            if name in layer.parameters:
-                columns = None if which.columns is None else _numbers(which.columns)
-                total = total + entries(store, layer, name, View(step), _numbers(which.rows), columns, of).numpy()
-        return total
-
-    def take(self, lines: Sequence[tuple[int, ParameterStep]], used: Sequence[Used]) -> None:
+    def take(self, lines: Sequence[Line], used: Sequence[Used]) -> None:
         """Go on by some steps: their lines, and the slots they used up."""
-        moves: dict[str, list[tuple[int, ParameterStep]]] = {name: [] for name in self.states}
+        moves: dict[str, list[Line]] = {name: [] for name in self.proofs}
         for step, line in lines:
             if line.parameter in moves:
                 moves[line.parameter].append((step, line))
-        coefficients = {name: self._advance(self.states[name], some) for name, some in moves.items()}
+        for name, some in moves.items():
+            self.proofs[name].begin(some)
         runs: dict[int, list[Used]] = {}
         for each in used:
             runs.setdefault(id(each.slots.run), []).append(each)
         for group in runs.values():
-            self._add(group, coefficients)
+            self._add(group)
+        for name, some in moves.items():
+            self.proofs[name].end(some)
 
-    @staticmethod
-    def _advance(state: State, lines: Sequence[tuple[int, ParameterStep]]) -> Coefficients:
-        """Carry a state over the steps without their gradients; for each step what its gradient adds to W and M."""
-        w, x, m, y = 1.0, 0.0, 0.0, 1.0  # the product of the steps' matrices: (w x) gives W, (m y) gives M
-        found = {}
-        for step, line in reversed(lines):
-            t = line.transition
-            if t is not None:
-                found[step] = (w * t.wg + x * t.mg) * line.scale, (m * t.wg + y * t.mg) * line.scale
-                w, x = w * t.ww + x * t.mw, w * t.wm + x * t.mm
-                m, y = m * t.ww + y * t.mw, m * t.wm + y * t.mm
-        state.moves += len(lines)
-        state.weight, state.buffer = w * state.weight + x * state.buffer, m * state.weight + y * state.buffer
-        return found
-
-    def _add(self, used: Sequence[Used], coefficients: Mapping[str, Coefficients]) -> None:
+    def _add(self, used: Sequence[Used]) -> None:
         """Add what the rows of a run put into the followed entries of its layer's parameters."""
         layer, run = used[0].slots.layer, used[0].slots.run
         if run.errors is None:
             return
         rows, sizes = _rows(used)
-        biases = {module.name: module.bias for module in layer.modules}
         keys, errors = run.columns(rows)
-        for name in layer.parameters:
-            state = self.states.get(name)
-            if state is None:
+        biases = {module.name: module.biases for module in layer.modules}
+        for name, place in self.places[layer.name].items():
+            proof = self.proofs.get(name)
+            if proof is None:
                 continue
-            weight = name == layer.weight
-            value = np.array([_value(each, name, weight, biases, coefficients[name]) for each in used])
-            value = value.repeat(sizes, axis=0)
-            value *= errors.scale[:, None]
-            if not weight:
-                added = errors.values.T @ value
-                state.weight, state.buffer = state.weight + added[:, :1], state.buffer + added[:, 1:]
-                continue
-            value *= keys.scale[:, None]
-            state.weight += errors.values.T @ (keys.values * value[:, :1])
-            if value[:, 1].any():
-                state.buffer += errors.values.T @ (keys.values * value[:, 1:])
+            weight = name in layer.weights
+            factors = [
+                each.factor if weight else each.bias_factor if name in biases[each.slots.module] else 0.0
+                for each in used
+            ]
+            scale = errors.scale * keys.scale if weight else errors.scale
+            cut = keys.values[:, place] if place is not None else None
+            proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
-        return {name: self._agree(state, actual[name]) for name, state in self.states.items()}
-
-    @staticmethod
-    def _agree(state: State, actual: Tensor) -> Agreement:
-        first, rebuilt = torch.from_numpy(state.first), torch.from_numpy(state.weight)
-        return agreement(state.entries.of(actual), first, rebuilt, None, state.moves)
+        return {name: proof.agree(actual[name]) for name, proof in self.proofs.items()}
 
 
-def _value(
-    used: Used, name: str, weight: bool, biases: Mapping[str, str | None], of_step: Coefficients
-) -> tuple[float, float]:  # fmt: skip
-    """What the slots count for in a parameter, and in the optimiser's buffer of it."""
-    factor = used.factor if weight else used.bias_factor if biases[used.slots.module] == name else 0.0
-    in_weight, in_buffer = of_step.get(used.step, (0.0, 0.0))
-    return factor * in_weight, factor * in_buffer
+class Followed:
+    """The followed entries of a parameter: at first, and by now as the slots give them."""
+
+    def __init__(self, name: str, patch: Patch, rule: Rule | None, first: Tensor, state: State, moves: int) -> None:
+        self.name, self.patch, self.rule, self.moves = name, patch, rule, moves
+        self.eps = torch.finfo(first.dtype).eps
+        self.first, self.state = patch.of(first).double(), state.patch(lambda t: patch.of(t).double())
+
+    def agree(self, actual: Tensor) -> Agreement:
+        """Compare with the real parameter."""
+        return agreement(self.patch.of(actual), self.first, self.state.weight, self.moves, self.eps)
+
+    def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
+        """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""
+        if keys is None:
+            return errors.sum(0)[:, None]
+        if layer.indexed:
+            out = np.zeros(self.first.shape)
+            token = keys[:, 0].astype(np.int64) - self.patch.rows.start
+            inside = (token >= 0) & (token < len(out))
+            np.add.at(out, token[inside], errors[inside])
+            return out
+        piece = next(piece for piece in layer.pieces if piece.parameter == self.name)
+        return keys.T @ errors if piece.turned else errors.T @ keys
+
+
+class Scalar(Followed):
+    """Under a scalar rule many steps are added up at once, with the coefficients that they have at the end."""
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """Carry the state over the steps without their gradients; for each step what its gradient adds to W and M."""
+        w, x, m, y = 1.0, 0.0, 0.0, 1.0  # the product of the steps' matrices: (w x) gives W, (m y) gives M
+        self._found: dict[int, tuple[float, float]] = {}
+        for step, line in reversed(lines):
+            t = line.transition
+            if t is not None:
+                self._found[step] = (w * t.wg + x * t.mg) * line.scale, (m * t.wg + y * t.mg) * line.scale
+                w, x = w * t.ww + x * t.mw, w * t.wm + x * t.mm
+                m, y = m * t.ww + y * t.mw, m * t.wm + y * t.mm
+        self.moves += len(lines)
+        weight, buffer = self.state.weight, self.state.buffer
+        self.state = State(w * weight + x * buffer, m * weight + y * buffer, {})
+
+    def add(
+        self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
+        keys: np.ndarray | None, errors: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Take the rows of some calls: the step and factor of each call, and how many rows it has."""
+        value = np.array([self._found.get(step, (0.0, 0.0)) for step in steps]) * np.array(factors)[:, None]
+        value = value.repeat(sizes, axis=0)
+        self.state.weight.add_(torch.from_numpy(self.product(layer, keys, errors * value[:, :1])))
+        if value[:, 1].any():
+            self.state.buffer.add_(torch.from_numpy(self.product(layer, keys, errors * value[:, 1:])))
+
+    def end(self, lines: Sequence[Line]) -> None:
+        """Nothing is left to do."""
+
+
+class Shaped(Followed):
+    """Under a preconditioned rule the steps are run again, one by one."""
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """Gradients are collected first."""
+        self._gradients = {step: np.zeros(self.first.shape) for step, _ in lines}
+
+    def add(
+        self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
+        keys: np.ndarray | None, errors: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Take the rows of some calls: the step and factor of each call, and how many rows it has."""
+        ends = np.cumsum(sizes)
+        for step, factor, size, end in zip(steps, factors, sizes, ends, strict=True):
+            if step in self._gradients and factor:
+                rows = slice(end - size, end)
+                part = self.product(layer, None if keys is None else keys[rows], errors[rows])
+                self._gradients[step] += factor * part
+
+    def end(self, lines: Sequence[Line]) -> None:
+        """Run the steps."""
+        assert self.rule is not None
+        for step, line in lines:
+            if line.transition is not None:
+                gradient = torch.from_numpy(self._gradients[step]).mul_(line.scale)
+                self.state = advance(self.rule, line.transition, line.settings, self.state, gradient, self.eps)
+        self.moves += len(lines)
+        self._gradients = {}
+
+
+def _places(layer: LayerInfo, plan: Plan) -> dict[str, slice | None]:
+    """Which of the followed key columns belong to each weight of a layer; None for a bias."""
+    ends = np.cumsum([0, *sizes_of(columns_for(layer, plan.patches).keys)]).tolist()
+    found: dict[str, slice | None] = {
+        piece.parameter: slice(0, 1) if layer.indexed else slice(ends[i], ends[i + 1])
+        for i, piece in enumerate(layer.pieces)
+    }
+    return found | {bias: None for bias in layer.biases}
 
 
 def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
@@ -164,7 +199,3 @@ def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
     if begins[1:] == ends[:-1]:
         return slice(begins[0], ends[-1]), sizes
     return np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]), sizes
-
-
-def _numbers(cut: slice) -> Int[np.ndarray, " k"]:
-    return np.arange(cut.start, cut.stop)

@@ -14,14 +14,14 @@ from dualform.memory import (
     Store,
     load_manifest,
     remove_unlisted,
-    sampled,
+    sample_of,
     samples_at,
     verify,
     write_tensors,
 )
 from dualform.types import DType
 
-from .begin import buffers
+from .begin import states_of
 from .plan import Plan
 from .rest import same_bits
 
@@ -36,7 +36,7 @@ def resume_at(
     """
     manifest = load_manifest(path)
     _check_options(path, step, manifest, plan, dtype, snapshot_every)
-    store = Store(path, replace(manifest, shards=_upto(manifest, step)))
+    store = Store(path, replace(manifest, shards=_upto(manifest, step)), plan.known_rules)
     for shard in store.manifest.shards:
         for name, entry in shard.files.items():
             verify(path / name, entry, content=True)
@@ -88,17 +88,14 @@ def _difference(mine: object, theirs: object) -> str:
 
 def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer]) -> None:
     hint = f"Load the checkpoint of step {step} into model and optimiser first, or pass the step it was saved at."
-    own = buffers(plan, optimizers)
+    own = states_of(plan, optimizers)
     for name in plan.explained:
-        tensor = plan.tensors[name]
-        some = sampled(tensor)
-        kept, kept_buffer = samples_at(store, name, step)
-        buffer = own.get(name)
-        if some.of(tensor) != kept:
+        kept, kept_state = samples_at(store, name, step)
+        if sample_of([plan.tensors[name]]) != kept:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
-        if (b"" if buffer is None else some.of(buffer)) != kept_buffer:
+        if sample_of(own[name].values()) != kept_state:
             raise ResumeError(
-                f"the optimiser is not the memory's own at step {step}: its buffer of '{name}' differs. {hint}"
+                f"the optimiser is not the memory's own at step {step}: its state of '{name}' differs. {hint}"
             )
     for name, tensor in plan.rest.items():
         try:

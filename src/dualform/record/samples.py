@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.memory import sampled
+from dualform.memory import sample_of, sampled
 from dualform.rules import Rule
+
+from .begin import state_tensors
 
 
 class Samples:
@@ -19,13 +21,12 @@ class Samples:
         self._last = {name: self._some[name].of(tensor) for name, tensor in tensors.items()}
 
     def take(self, name: str, state: Mapping[str, Any], rule: Rule | None) -> tuple[bytes, bytes]:
-        """The samples of a parameter and of the optimiser's buffer of it."""
+        """The samples of a parameter and of the optimiser's state of it."""
         some = self._some.get(name)
         if some is None:
             return b"", b""
         now = self._last[name] = some.of(self.tensors[name])
-        buffer = state.get(rule.buffer) if rule and rule.buffer else None
-        return now, b"" if buffer is None else some.of(buffer)
+        return now, sample_of(state_tensors(rule, state).values()) if rule else b""
 
     def check(self, names: Iterable[str], mark: Callable[[str, str, str, int], None], step: int) -> None:
         """Mark a parameter that something other than the optimiser's step changed. Looks at one of them each time."""

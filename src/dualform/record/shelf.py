@@ -26,6 +26,7 @@ from .plan import Plan
 from .proof import Proof, Used
 from .rest import Rest
 from .stage import SHARD_BYTES, Run, Slots
+from .stations import Stations
 
 SHARD_SECONDS = 60.0
 
@@ -47,16 +48,17 @@ class Moved:
     inner: float
     """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
     sample: bytes = b""
-    buffer_sample: bytes = b""
+    state_sample: bytes = b""
 
 
 class Shelf:
     """Takes complete steps and hands them to the writer, shard by shard."""
 
     def __init__(
-        self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, marks: Marks, proof: Proof, writer: Writer
+        self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
+        writer: Writer,
     ) -> None:  # fmt: skip
-        self.plan, self.passes, self.notes, self.rest = plan, passes, notes, rest
+        self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
         self.marks, self.proof, self.writer = marks, proof, writer
         self.visit = writer.manifest.visits
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
@@ -105,6 +107,7 @@ class Shelf:
             for layer, stretches in self._stretches.items()
         }
         shard.keep(self.rest.changed(shard.last))
+        shard.keep(self.stations.due(shard.last, self.passes.bytes))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         shard.certificate = self.proof.certificate(self.plan.tensors)
         arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
@@ -235,11 +238,11 @@ def _factors(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple[S
         for added, factor in zip(each.passes, about.factors, strict=True):
             for slots in added.slots:
                 _, factors = used.setdefault(id(slots), (slots, [0.0, 0.0]))
-                factors[0 if each.follower.name == slots.layer.weight else 1] = factor
+                factors[0 if each.follower.name in slots.layer.weights else 1] = factor
     return [(slots, weight, bias) for slots, (weight, bias) in used.values()]
 
 
 def _line(moved: Moved, scale: float) -> ParameterStep:
     return ParameterStep(
-        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.buffer_sample
+        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample
     )

@@ -5,7 +5,9 @@ be fetched from memory a second time.
 """
 
 import weakref
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +15,17 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dualform.memory import STORED, Arena, Encoded, Room
+from dualform.memory import INDEX, STORED, Arena, Encoded, Room, bytes_a_row
 from dualform.types import DType, LayerInfo
 
 from .notes import Batch
+from .patch import Columns, sizes_of
 
 SHARD_BYTES = 64 << 20
 """What is written at a time."""
 
 FEWEST, MOST = 64, 1 << 15
 """Rows that a run has room for."""
-
-SIDE = 8
-"""Columns of inputs and errors that the certificate follows."""
-
-
-def followed(size: int) -> slice:
-    """Those of so many: side by side in one cache line, and away from where pictures are empty."""
-    begin = int(0.618 * max(0, size - SIDE)) // SIDE * SIDE
-    return slice(begin, min(size, begin + SIDE))
 
 
 class Slots:
@@ -53,26 +47,31 @@ class Slots:
 class Run:
     """Rows of a layer as they go to the disk, one call below the other."""
 
-    def __init__(self, layer: LayerInfo, rows: int, dtype: torch.dtype, arena: Arena) -> None:
+    def __init__(self, layer: LayerInfo, columns: Columns, rows: int, dtype: torch.dtype, arena: Arena) -> None:
         self.room, self.used = rows, 0
         self.kept = False
         """Whether some of its rows belong to a step and wait for their shard."""
-        self.keys = arena.room((rows, layer.d_in), dtype)
+        self.indexed = layer.indexed
+        self.keys = arena.room((rows, layer.key_size), INDEX if layer.indexed else dtype)
         self.errors = arena.room((rows, layer.d_out), dtype) if layer.keep == "slots" else None
         self._key_exponents = np.zeros(rows, np.int16)
         self._error_exponents = np.zeros(rows, np.int16)
-        self._key_columns = Columns(self.keys)
-        self._error_columns = None if self.errors is None else Columns(self.errors)
+        self._key_columns = Beside(self.keys, columns.keys)
+        self._error_columns = None if self.errors is None else Beside(self.errors, (columns.errors,))
         self._users: list[weakref.ref[Slots]] = []
 
     def take(self, slots: Slots, key: Tensor, error: Tensor) -> list[Room]:
         """Make room for the rows of a call: what is to be copied, and where to."""
         begin, end = self.used, self.used + len(key)
         slots.run, slots.begin, slots.end = self, begin, end
-        slots.eps = max(_eps(key.dtype), _eps(error.dtype))
+        slots.eps = _eps(error.dtype) if self.indexed else max(_eps(key.dtype), _eps(error.dtype))
         self.used = end
         self._users.append(weakref.ref(slots))
-        rooms = [Room(_plain(key), self.keys.narrow(0, begin, len(key)), self._key_exponents[begin:end], False)]
+        rooms, place = [], self.keys.narrow(0, begin, len(key))
+        if self.indexed:
+            place.copy_(key)
+        else:
+            rooms.append(Room(_plain(key), place, self._key_exponents[begin:end], False))
         if self.errors is not None:
             rooms.append(
                 Room(_plain(error), self.errors.narrow(0, begin, len(key)), self._error_exponents[begin:end], True)
@@ -100,7 +99,7 @@ class Run:
             self._error_columns.take(begin, end)
 
     def columns(self, rows: slice | np.ndarray) -> tuple["Followed", "Followed"]:
-        """The followed columns of some keys and errors, as they are stored."""
+        """The followed columns of some keys (or the indices) and errors, as they are stored."""
         assert self._error_columns is not None
         return (
             Followed(self._key_columns.of(rows), _scale(self._key_exponents[rows])),
@@ -108,16 +107,19 @@ class Run:
         )
 
 
-class Columns:
-    """The followed columns of a run, beside the run."""
+class Beside:
+    """Some columns of a run, beside the run; all of them where none are named."""
 
-    def __init__(self, values: Shaped[Tensor, "m d"]) -> None:
-        self._all = values.numpy()[:, followed(values.shape[1])]
-        self._some = np.empty(self._all.shape, self._all.dtype)
+    def __init__(self, values: Shaped[Tensor, "m d"], which: Sequence[slice]) -> None:
+        self._all, self._which = values.numpy(), which or (slice(0, values.shape[1]),)
+        sizes = [0, *np.cumsum(sizes_of(self._which)).tolist()]
+        self._places = [slice(*pair) for pair in pairwise(sizes)]
+        self._some = np.empty((len(self._all), sizes[-1]), self._all.dtype)
 
     def take(self, begin: int, end: int) -> None:
         """Copy those of some rows."""
-        self._some[begin:end] = self._all[begin:end]
+        for place, which in zip(self._places, self._which, strict=True):
+            self._some[begin:end, place] = self._all[begin:end, which]
 
     def of(self, rows: slice | np.ndarray) -> Float[np.ndarray, "r k"]:
         """Those of some rows, in float64."""
@@ -138,9 +140,9 @@ def _scale(exponents: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
 class Stage:
     """The run that a layer is filling. Best if one run holds all rows of a shard: so many as the last one had."""
 
-    def __init__(self, layer: LayerInfo, dtype: DType, rows: int) -> None:
-        self.layer, self.dtype = layer, STORED[dtype]
-        self.row_bytes = layer.numbers_a_row * self.dtype.itemsize
+    def __init__(self, layer: LayerInfo, columns: Columns, dtype: DType, rows: int) -> None:
+        self.layer, self.columns, self.dtype = layer, columns, STORED[dtype]
+        self.row_bytes = bytes_a_row(layer, self.dtype)
         self.run: Run | None = None
         self._expected, self._taken = rows, 0
 
@@ -163,7 +165,7 @@ class Stage:
             self.run.clear()
             return self.run
         room = min(max(FEWEST, self._expected + self._expected // 8), MOST)
-        return Run(self.layer, max(rows, room), self.dtype, arena)
+        return Run(self.layer, self.columns, max(rows, room), self.dtype, arena)
 
 
 @cache

@@ -66,9 +66,8 @@ class Steps:
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged = []
         for group in optimizer.param_groups:
-            settings = {key: float(group[key]) for key in rule.reads} if rule else {}
             for parameter in group["params"]:
-                self.plan.optimised.add(id(parameter))
+                self.plan.owner.setdefault(id(parameter), self.plan.rules.index(rule))
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     continue
@@ -76,7 +75,8 @@ class Steps:
                     follower.passes = []
                     continue
                 self._look_at(follower, parameter.grad)
-                transition = rule.transition(group, optimizer.state.get(parameter, {})) if rule else None
+                settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
+                transition = rule.transition(settings) if rule else None
                 if transition == self._last:  # most steps are alike: objects that are kept cost time, too
                     transition = self._last
                 self._last = transition
@@ -123,6 +123,6 @@ class Steps:
         self.marks.step += 1
         for each in staged:
             state = optimizer.state.get(each.follower.parameter, {})
-            each.sample, each.buffer_sample = self.samples.take(each.follower.name, state, rule)
+            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes = []
         self.shelf.add(self.marks.step, staged)

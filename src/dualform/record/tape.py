@@ -5,18 +5,20 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from torch import nn, optim
 
+from dualform.attend import View, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
 from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, refuse_foreign
 from dualform.rules import Rule
 from dualform.types import DType, Keep
 
-from .begin import begin_at
+from .begin import begin_at, states_of
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
@@ -27,6 +29,7 @@ from .rest import Rest
 from .resume import resume_at
 from .samples import Samples
 from .shelf import Shelf
+from .stations import Stations
 from .steps import Steps
 
 TAUGHT: Mapping[type, Rule] = {}
@@ -126,10 +129,11 @@ class Tape:
             self._passes = Passes(plan, self.options.dtype, followers, self._notes)
             rest = Rest(plan.rest, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained})
-            proof = Proof(plan, Store(self.path), step)
+            proof = Proof(plan, Store(self.path, rules=plan.known_rules), step)
             writer = Writer(self.path, manifest)
             undo.callback(writer.stop)
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, self._marks, proof, writer)
+            stations = Stations(plan, partial(states_of, plan, self.optimizers))
+            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer)
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
@@ -180,6 +184,15 @@ class Tape:
         if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
             self._shelf.keep(self.step, explained)
         self._shelf.flush()
+        self._check_the_others()
+
+    def _check_the_others(self) -> None:
+        """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
+        writer = self._shelf.writer
+        late = [name for name in self.plan.explained if name not in self._shelf.proof.proofs]
+        if late and self.step:
+            store = Store(self.path, writer.manifest, self.plan.known_rules)
+            writer.certify(certify(store, View(self.step), self.plan.tensors, only=late))
 
     def _save_what_is_complete(self) -> None:
         try:

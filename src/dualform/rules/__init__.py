@@ -2,9 +2,22 @@
 
 from dualform.types import Transition
 
-from .protocol import Rule
+from .protocol import Rule, Seen, Settings, Shared, numbers
 from .sgd import SGD
 from .sweep import Coefficients, sweep
-from .table import RULES, rule_for
+from .table import RULES, named_rules, rule_for
 
-__all__ = ["RULES", "SGD", "Coefficients", "Rule", "Transition", "rule_for", "sweep"]
+__all__ = [
+    "RULES",
+    "SGD",
+    "Coefficients",
+    "Rule",
+    "Seen",
+    "Settings",
+    "Shared",
+    "Transition",
+    "named_rules",
+    "numbers",
+    "rule_for",
+    "sweep",
+]

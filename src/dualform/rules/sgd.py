@@ -1,14 +1,20 @@
-"""Stochastic gradient descent: momentum, dampening, Nesterov, coupled weight decay, ``maximize``."""
+"""Stochastic gradient descent: momentum, dampening, Nesterov, coupled weight decay, ``maximize``; and its average."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from dualform.types import Transition
 
-from .protocol import Rule
+from .protocol import Rule, Settings, numbers
 
 
-def sgd(group: Mapping[str, Any], state: Mapping[str, Any]) -> Transition:
+def _settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
+    return {**numbers(group, state), "fresh": float(state.get("momentum_buffer") is None)}
+
+
+def sgd(s: Settings) -> Transition:
     r"""One step of ``torch.optim.SGD``, linear in the gradient g.
 
     .. math::
@@ -19,14 +25,12 @@ def sgd(group: Mapping[str, Any], state: Mapping[str, Any]) -> Transition:
     μ is ``momentum``, τ ``dampening``, λ ``weight_decay``, η ``lr``; ``maximize`` turns the sign of g. With μ = 0 the
     buffer stays as it is and d is used. The settings may change from step to step.
     """
-    lr, mu, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
-    sign = -1.0 if group["maximize"] else 1.0
+    lr, mu, decay, sign = s["lr"], s["momentum"], s["weight_decay"], sign_of(s)
     if mu == 0:
         return Transition(ww=1 - lr * decay, wg=-lr * sign)
-    fresh = state.get("momentum_buffer") is None
-    keep, take = (0.0, 1.0) if fresh else (mu, 1 - float(group["dampening"]))
+    keep, take = (0.0, 1.0) if s["fresh"] else (mu, 1 - s["dampening"])
     # d = sign·g + decay·W and M = keep·M + take·d; the step is straight·d + through·M(old)
-    straight, through = (1 + mu * take, mu * keep) if group["nesterov"] else (take, keep)
+    straight, through = (1 + mu * take, mu * keep) if s["nesterov"] else (take, keep)
     return Transition(
         ww=1 - lr * straight * decay,
         wm=-lr * through,
@@ -37,4 +41,25 @@ def sgd(group: Mapping[str, Any], state: Mapping[str, Any]) -> Transition:
     )
 
 
-SGD = Rule("SGD", sgd, buffer="momentum_buffer", reads=("lr", "momentum", "dampening", "weight_decay", "nesterov"))
+def asgd(s: Settings) -> Transition:
+    r"""One step of ``torch.optim.ASGD``.
+
+    .. math:: W_s = (1 - \lambda_d \eta_s)\, W_{s-1} - \eta_s (g_s + \lambda W_{s-1})
+
+    λ_d is ``lambd``, η what the optimiser keeps as ``eta``. The running average is its own affair.
+    """
+    eta = s["eta"]
+    return Transition(ww=1 - eta * (s["lambd"] + s["weight_decay"]), wg=-eta * sign_of(s))
+
+
+def _asgd_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
+    return {"eta": float(torch.tensor(group["lr"])), **numbers(group, state)}  # the optimiser rounds it in this way
+
+
+def sign_of(s: Settings) -> float:
+    """The sign that the gradient counts with."""
+    return -1.0 if s["maximize"] else 1.0
+
+
+SGD = Rule("SGD", sgd, buffer="momentum_buffer", settings=_settings)
+ASGD = Rule("ASGD", asgd, settings=_asgd_settings)

@@ -23,7 +23,7 @@ class Coefficients:
 
 def sweep(
     steps: Int[np.ndarray, " k"],
-    transitions: Float[np.ndarray, "k 6"],
+    transitions: Float[np.ndarray, "k t"],
     scale: Float[np.ndarray, " k"],
     horizon: int,
     last: int,
@@ -31,16 +31,16 @@ def sweep(
 ) -> Coefficients:
     r"""Carry the row vector :math:`[1\;0]\,A_h \cdots A_{s+1}` from the horizon down to the first step.
 
-    ``steps`` are the steps at which the parameter moved, in order; ``transitions`` their six numbers (ww wm mw mm wg
-    mg); ``scale`` the factor :math:`\kappa_s` between backward and step (clipping, loss scale). ``last`` is the last
-    step of the memory: the result has an entry for each. ``of="buffer"`` starts with [0 1]: the optimiser's buffer M
-    instead of W.
+    ``steps`` are the steps at which the parameter moved, in order; ``transitions`` their numbers, of which the first
+    six count (ww wm mw mm wg mg); ``scale`` the factor :math:`\kappa_s` between backward and step (clipping, loss
+    scale). ``last`` is the last step of the memory: the result has an entry for each. ``of="buffer"`` starts with
+    [0 1]: the optimiser's buffer M instead of W.
     """
     of_step = np.zeros(last + 1)
     w, m = (1.0, 0.0) if of == "weight" else (0.0, 1.0)
     upto = int(np.searchsorted(steps, horizon, side="right"))
     found = []
-    for ww, wm, mw, mm, wg, mg in transitions[:upto][::-1].tolist():
+    for ww, wm, mw, mm, wg, mg in transitions[:upto, :6][::-1].tolist():
         found.append(w * wg + m * mg)
         w, m = w * ww + m * mw, w * wm + m * mm
     of_step[steps[:upto]] = np.array(found[::-1]) * scale[:upto]

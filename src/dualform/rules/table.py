@@ -1,26 +1,58 @@
 """The optimisers that are understood, by their exact class."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-import torch
+from torch import optim
 
 from dualform.errors import UnsupportedOptimizer
 
+from .adafactor import ADAFACTOR
+from .adam import ADAM, ADAMAX, ADAMW, NADAM, RADAM
+from .muon import MUON
 from .protocol import Rule
-from .sgd import SGD
+from .rmsprop import ADADELTA, ADAGRAD, RMSPROP
+from .sgd import ASGD, SGD
+from .signs import LION, RPROP
 
-RULES: dict[type, Rule] = {torch.optim.SGD: SGD}
+RULES: dict[type, Rule] = {
+    optim.SGD: SGD,
+    optim.ASGD: ASGD,
+    optim.Adam: ADAM,
+    optim.AdamW: ADAMW,
+    optim.NAdam: NADAM,
+    optim.RAdam: RADAM,
+    optim.Adamax: ADAMAX,
+    optim.RMSprop: RMSPROP,
+    optim.Adagrad: ADAGRAD,
+    optim.Adadelta: ADADELTA,
+    optim.Rprop: RPROP,
+}
+RULES |= {getattr(optim, rule.name): rule for rule in (ADAFACTOR, MUON) if hasattr(optim, rule.name)}  # torch 2.5, 2.9
+
+OTHERS: dict[str, Rule] = {"lion_pytorch.lion_pytorch.Lion": LION}
+"""Optimisers of other packages, by the name of their class."""
+
+REFUSED = {
+    "LBFGS": "it evaluates the loss several times in a step, and no step of it is linear in the gradients",
+    "SparseAdam": "it moves only the rows that a batch touched; use Adam with a dense embedding",
+}
 
 
-def rule_for(optimizer: torch.optim.Optimizer, taught: Mapping[type, Rule] | None = None) -> Rule:
+def rule_for(optimizer: optim.Optimizer, taught: Mapping[type, Rule] | None = None) -> Rule:
     """The rule of this optimiser. A subclass may step differently, so only the very class counts."""
+    kind = type(optimizer)
     table = {**RULES, **(taught or {})}
-    rule = table.get(type(optimizer))
+    rule = table.get(kind) or OTHERS.get(f"{kind.__module__}.{kind.__qualname__}")
     if rule is None:
-        known = sorted(cls.__name__ for cls in table)
+        known = sorted({each.name for each in (*table.values(), *OTHERS.values())})
+        why = f" ({REFUSED[kind.__name__]})" if kind.__name__ in REFUSED else ""
         raise UnsupportedOptimizer(
-            f"no rule explains the optimiser {type(optimizer).__name__}; there are rules for {known}. If its step is "
-            f"one scalar rule, teach it with rules={{{type(optimizer).__name__}: Rule(...)}} (docs/rules.md). Others, "
-            "like Adam, are to come later; until then record keys and errors only, with rules=None."
+            f"no rule explains the optimiser {kind.__name__}{why}; there are rules for {known}. Teach it with "
+            f"rules={{{kind.__name__}: Rule(...)}} (docs/rules.md), or record keys and errors only, with rules=None."
         )
     return rule
+
+
+def named_rules(taught: Iterable[Rule] = ()) -> dict[str, Rule]:
+    """All rules by their names, as a memory refers to them."""
+    return {rule.name: rule for rule in (*RULES.values(), *OTHERS.values(), *taught)}

@@ -61,7 +61,7 @@ def layers_table(memory: Memory) -> Table:
     for name in ("inputs → outputs", "slots", "kept", "rule"):
         table.add_column(name, justify="right")
     for layer in memory.store.manifest.layers:
-        rule = memory.store.parameters[layer.weight].rule or "none"
+        rule = memory.store.parameters[layer.weights[0]].rule or "none"
         names = ", ".join(module.name for module in layer.modules)
         slots = f"{memory.store.slots(layer.name):,}"
         table.add_row(names, f"{layer.d_in} → {layer.d_out}", slots, layer.keep, rule)

@@ -1,0 +1,157 @@
+"""``nn.MultiheadAttention``: its projections run inside one function, where they are seen by watching that function."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .kind import Found, Key, Map, Point, Watch, argument, kept, point_of
+
+Projection = tuple[Tensor, Tensor, Tensor]
+"""Input, weight and output of one."""
+
+
+class Projections:
+    """Sees the linear projections of one forward pass of a module: all calls of ``F.linear`` with a weight of it.
+
+    The function is wrapped only while some module is watched. Others pass through it as ever.
+    """
+
+    _lock = threading.Lock()
+    _running: ClassVar[list["Projections"]] = []
+    _linear: ClassVar[Any] = None
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights, self.thread = weights, threading.get_ident()
+        self.seen: list[Projection] = []
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        with self._lock:
+            if not self._running:
+                Projections._linear, F.linear = F.linear, _watched_linear
+            self._running.append(self)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        with self._lock:
+            self._running.remove(self)
+            if not self._running:
+                F.linear, Projections._linear = Projections._linear, None
+
+    @classmethod
+    def call(cls, args: tuple, kwargs: dict) -> Tensor:
+        """Let a projection run as it is, and note it where it belongs."""
+        running = [each for each in cls._running if each.thread == threading.get_ident()]
+        output = (cls._linear or F.linear)(*args, **kwargs)
+        x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
+        for each in running[-1:]:
+            if any(weight is own or weight._base is own for own in each.weights):
+                each.seen.append((x, weight, output))
+        return output
+
+
+def _watched_linear(*args: Any, **kwargs: Any) -> Tensor:
+    return Projections.call(args, kwargs)
+
+
+class MultiheadCall:
+    """The rows of each projection, time first. A projection of the query alone fills a part of the errors."""
+
+    def __init__(self, module: nn.MultiheadAttention, seen: Sequence[Projection], batch: int) -> None:
+        self.module, self.batch, self._uses = module, batch, []
+        points: list[Point] = []
+        for x, weight, output in seen:
+            place = _place(module, weight)
+            if place is not None and output.requires_grad:
+                self._uses.append((*place, kept(x, output.dtype, weight.requires_grad)))
+                points.append(point_of(output))
+        self.points: Sequence[Point] = points
+
+    def inputs(self) -> Sequence[Key]:
+        """What each projection was given."""
+        return [Key(number, x.reshape(-1, self.batch, x.shape[-1])) for number, _, x in self._uses]
+
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+        """The rows of each projection."""
+        found = []
+        for (number, begin, _), key, error in zip(self._uses, self.inputs(), errors, strict=True):
+            if error is not None:
+                error = error.reshape(*key.rows.shape[:-1], -1)
+                width = 3 * self.module.embed_dim
+                if number == 0 and self.module.in_proj_weight is not None and error.shape[-1] < width:
+                    error = F.pad(error, (begin, width - begin - error.shape[-1]))
+            found.append(Found(number, key.rows, error))
+        return found
+
+    def shape(self, output: Tensor) -> Tensor:
+        """Time first."""
+        return output.unflatten(0, (-1, self.batch))
+
+
+def _place(module: nn.MultiheadAttention, weight: Tensor) -> tuple[int, int] | None:
+    """To which map a weight belongs, and from which row of it."""
+    base = weight if weight._base is None else weight._base
+    for number, own in enumerate(_weights(module)):
+        if base is own:
+            return number, weight.storage_offset() // own.shape[1]
+    return None
+
+
+def _weights(module: nn.MultiheadAttention) -> list[Tensor]:
+    packed = module.in_proj_weight is not None
+    first = [module.in_proj_weight] if packed else [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    return [*first, module.out_proj.weight]  # pyright: ignore[reportReturnType]
+
+
+class Multihead:
+    """The projections of query, key and value (one map where they have one weight), and that of the output."""
+
+    name, batch_dim = "multihead", 1
+
+    def maps(self, module: nn.Module) -> Sequence[Map]:
+        """Its maps. With separate weights, the bias that they share in parts belongs to the rest."""
+        assert isinstance(module, nn.MultiheadAttention)
+        width, out = module.embed_dim, module.out_proj
+        biases = () if out.bias is None else ("out_proj.bias",)
+        last = Map((("out_proj.weight", width),), biases, width, width, name="out_proj")
+        if module.in_proj_weight is not None:
+            biases = () if module.in_proj_bias is None else ("in_proj_bias",)
+            return (Map((("in_proj_weight", width),), biases, width, 3 * width, name="in_proj"), last)
+        sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
+        return (*(Map(((f"{n}_weight", size),), (), size, width, name=n) for n, size in sizes.items()), last)
+
+    def refusal(self, module: nn.Module) -> str | None:
+        """Nothing stands against it."""
+        return None
+
+    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
+        """Watch the function that it calls, from before its forward pass to after it."""
+        running: list[Projections | None] = []
+
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            assert isinstance(module, nn.MultiheadAttention)
+            running.append(Projections(_weights(module)) if torch.is_grad_enabled() else None)
+            if running[-1] is not None:
+                running[-1].begin()
+
+        def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            seeing = running.pop()
+            if seeing is None:
+                return
+            seeing.end()
+            assert isinstance(module, nn.MultiheadAttention)
+            if seeing.seen and output is not None:
+                query: Tensor = argument(args, kwargs, 0, "query")
+                batch = 1 if query.ndim == 2 else query.shape[0 if module.batch_first else 1]
+                call = MultiheadCall(module, seeing.seen, batch)
+                if call.points:
+                    watch(call)
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, prepend=True, with_kwargs=True, always_call=True),
+        ]

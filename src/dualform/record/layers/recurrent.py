@@ -1,0 +1,96 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as the user has them: their fused kernels stay in use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from .gates import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
+from .kind import Call, Found, Key, Map, Point, Watch, after_forward, argument
+
+
+class RecurrentCall:
+    """The keys are [h; x], the errors those at the gates before their nonlinearity: one row a time step."""
+
+    def __init__(self, module: nn.RNNBase, x: Sequences, state: State, output: Any) -> None:
+        self.module, self.x, self.state, self.output = module, _held(x), _held(state), _held(output[0])
+        outputs = _tensors(output)
+        self._places = [i for i, tensor in enumerate(outputs) if tensor.requires_grad]
+        self.points: Sequence[Point] = [_point(outputs[i]) for i in self._places]
+
+    def inputs(self) -> Sequence[Key]:
+        """The inputs of the gates, time first."""
+        found = gate_inputs(self.module, self.x, self.state, self.output)
+        return [Key(i, key) for i, key in enumerate(found)]
+
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+        """The rows of all maps, time first."""
+        found: list[Tensor | None] = [None, None, None]
+        for place, error in zip(self._places, errors, strict=True):
+            found[place] = error
+        rows = gate_rows(self.module, self.x, self.state, GradsOfOutputs(*found), self.output)
+        return [Found(i, key, error) for i, (key, error) in enumerate(rows)]
+
+    def shape(self, output: Tensor) -> Tensor:
+        """What the gates see, time first: (time, batch, d)."""
+        batch = self.inputs()[0].rows.shape[1]
+        return output.unflatten(0, (-1, batch))
+
+
+class Recurrent:
+    """One map for each layer and direction (a GRU has two)."""
+
+    name, batch_dim = "recurrent", 1
+
+    def maps(self, module: nn.Module) -> Sequence[Map]:
+        """Its maps; the name of the only one is the module's own."""
+        assert isinstance(module, nn.RNNBase)
+        maps = gate_maps(module)
+        return [
+            Map(
+                tuple((name, getattr(module, name).shape[1]) for name in each.weights),
+                each.biases,
+                each.d_in,
+                each.d_out,
+                name="" if len(maps) == 1 else each.name,
+            )
+            for each in maps
+        ]
+
+    def refusal(self, module: nn.Module) -> str | None:
+        """Dropout between the layers leaves no trace."""
+        return refusal(module)
+
+    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
+        """Look at its inputs and outputs."""
+        return [after_forward(module, self._call, watch)]
+
+    def _call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        assert isinstance(module, nn.RNNBase)
+        if not any(tensor.requires_grad for tensor in _tensors(output)):
+            return None
+        return RecurrentCall(module, argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "hx"), output)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """What the module returned: its outputs, h_n, and c_n of an LSTM."""
+    sequence, last = output
+    sequence = sequence.data if isinstance(sequence, PackedSequence) else sequence
+    return [sequence, *(last if isinstance(last, tuple) else (last,))]
+
+
+def _point(output: Tensor) -> Point:
+    """Where the error of an output shows in the shape that it was returned in."""
+    assert output.grad_fn is not None
+    return Point(output.grad_fn, output.output_nr)
+
+
+def _held(value: Any) -> Any:
+    """What a call saw, in memory of its own: users carry states over and change them in place."""
+    if isinstance(value, PackedSequence):
+        return value._replace(data=value.data.detach().clone())
+    if isinstance(value, tuple | list):
+        return tuple(_held(each) for each in value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,48 @@
+"""Adafactor: a running square that is kept as one number a row and one a column."""
+
+from torch import Tensor
+
+from dualform.types import Transition
+
+from .adam import step_of
+from .protocol import Rule, Seen, Settings, Shared
+from .sgd import sign_of
+
+
+def adafactor(s: Settings) -> Transition:
+    r"""One step of ``torch.optim.Adafactor``: :math:`W_s = (1 - \eta\lambda) W_{s-1} - P_s g_s`."""
+    return Transition(ww=1 - s["lr"] * s["weight_decay"], wp=-1.0, pg=sign_of(s))
+
+
+def adafactor_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+    r"""The size of a step is relative to that of the weights, and no entry is pushed much further than the others.
+
+    .. math:: P_s = \frac{\alpha_s}{\max(1, \mathrm{RMS}(g/\sqrt{V})/d)} \frac{1}{\sqrt{V_s}},\quad
+        V_s = \frac{R_s C_s}{\mathrm{mean}(R_s)},\quad
+        \alpha_s = \max(\epsilon_2, \mathrm{RMS}(W_{s-1}))\,\min(\eta, 1/\sqrt s)
+
+    R and C are running means of :math:`g^2` over rows and columns. All of these numbers are shared.
+    """
+    g, step = seen.gradient, step_of(s)
+    new = step ** s["beta2_decay"]
+    floor = s.get("eps1", seen.eps)
+    if g.ndim > 1:
+        rows = shared["row_var"] = _towards(shared.get("row_var"), (g * g).mean(-1, keepdim=True), new)
+        columns = shared["col_var"] = _towards(shared.get("col_var"), (g * g).mean(-2, keepdim=True), new)
+        v = rows @ columns / rows.mean(-2, keepdim=True).clamp(min=floor)
+    else:
+        v = shared["variance"] = _towards(shared.get("variance"), g * g, new)
+    p = v.clamp(min=floor * floor).rsqrt()
+    size = max(s["eps2"], _rms(seen.weight)) * min(s["lr"], step**-0.5)
+    return p * (size / max(1.0, _rms(p * g) / s["d"]))
+
+
+def _towards(old: Tensor | None, new: Tensor, share: float) -> Tensor:
+    return share * new if old is None else old + share * (new - old)
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.norm()) / x.numel() ** 0.5
+
+
+ADAFACTOR = Rule("Adafactor", adafactor, None, ("row_var", "col_var", "variance"), adafactor_p, local=False)
