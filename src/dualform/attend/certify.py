@@ -58,8 +58,8 @@ def certify(
         for name, term in sums.items():
             found[name] = found.get(name, 0.0) + looks[name].of_sum(term)
     rebuilt = {name: looks[name].of(initial_part(store, name, view.horizon)) + total for name, total in found.items()}
-    shaped = [name for name in shaped_parameters(store) if name in wanted]
-    for name, part in split(store, view, shaped, watch=watch).items():
+    whole = [name for name in (*shaped_parameters(store), *booked_parameters(store)) if name in wanted]
+    for name, part in split(store, view, whole, watch=watch).items():
         looks[name], rebuilt[name] = Look.whole(store, name), part.total
     return {
         name: agreement(
@@ -78,8 +78,15 @@ def shaped_parameters(store: Store) -> list[str]:
     return [name for name in store.parameters if store.shaped(name)]
 
 
+def booked_parameters(store: Store) -> list[str]:
+    """The parameters that a ledger explains."""
+    return [p.name for p in store.manifest.parameters if p.kind == "ledger"]
+
+
 def moves(store: Store, view: View, name: str) -> int:
     """How often a parameter moved up to the horizon."""
+    if store.parameters[name].kind == "ledger":
+        return next((entry.moves.get(name, 0) for entry in store.manifest.ledgers if entry.step == view.horizon), 0)
     return int((store.schedule(name).steps <= view.horizon).sum())
 
 

@@ -21,7 +21,7 @@ from dualform.attend import (
 from dualform.memory import Store, sampled, samples_at
 from dualform.types import LayerInfo
 
-from .weights import explained, one_parameter
+from .weights import one_parameter
 
 
 def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
@@ -31,7 +31,12 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
     entries are known, which tell the step unless those of its neighbours are the same.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    names = explained(store)
+    names = [p.name for p in store.manifest.parameters if p.by_slots]
+    booked = [p.name for p in store.manifest.parameters if p.kind == "ledger"]
+    for name in booked:
+        kept = store.initial(name) if step == 0 else store.kept_at(name, step)
+        if kept is None or not _same(tensors[name], kept):
+            return False
     found = [sampled(tensors[name]).of(tensors[name]) for name in names]
     if found != _samples(store, names, step):
         return False

@@ -50,7 +50,7 @@ def group_slots(store: Store, layers: Sequence[str], column: str | None) -> Grou
     if column is None:
         return GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64))
     names, ids = groups_of(store, column)
-    if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers):
+    if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers if store.slots(layer)):
         names = (*names, None)
     return GroupOf.of_visits(names, ids)
 

@@ -71,14 +71,14 @@ def from_ledger(
 
 def initial_weight(store: Store, view: View, name: str, column: str, groups: GroupOf) -> Float[Tensor, "..."]:
     """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
-    if not store.shaped(name):
+    if store.parameters[name].by_slots and not store.shaped(name):
         return initial_part(store, name, view.horizon)
     return kept_split(store, view, [name], column, groups)[name].initial
 
 
 def bias_parts(store: Store, view: View, bias: str, column: str, groups: GroupOf) -> Split:
     """What was left of the first bias, and what each group put into it."""
-    if not store.parameters[bias].by_slots:
+    if store.parameters[bias].kind == "rest":
         now = store.snapshot(bias, view.horizon).double()
         return Split(now, torch.zeros(len(groups.names), len(now), dtype=torch.float64))
     return kept_split(store, view, [bias], column, groups)[bias]

@@ -145,6 +145,11 @@ class Spotlight:
         _at_least(0, "timeline", timeline)
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
+        if info.keep == "ledger" and (top or timeline or score != "contribution"):
+            raise QueryError(
+                f"of layer '{layer}' a ledger by '{store.manifest.by}' was kept and no slots, so it can only be asked "
+                f"for by({store.manifest.by!r}, layer={layer!r}). For top examples record with keep='slots'."
+            )
         asked = Asked(info, module, score, position, self._capture(target))
         queries = asked.queries(store.compute)
         best = Best(min(top, max(1, store.slots(info.name))), len(queries), score, order) if top else None
@@ -183,7 +188,7 @@ class Spotlight:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
-            if is_shaped(store, info) or is_shared(store, info):
+            if is_shaped(store, info) or is_shared(store, info) or info.keep == "ledger":
                 parts = split(store, view, info.weights, watch=watch)
                 out = apply(info, matrix_of(info, {name: part.total for name, part in parts.items()}), rows)
             else:
@@ -242,7 +247,11 @@ def through_ledger(store: Store, info: LayerInfo, queries: int, other: int, grou
     that is less work than a sweep.
     """
     size = sum(len(g.names) for g in groups.values()) * 8 * sum(store.parameters[name].size for name in info.weights)
-    return is_shared(store, info) or (is_shaped(store, info) and not other and size <= LARGEST and queries > 1)
+    return (
+        info.keep == "ledger"
+        or is_shared(store, info)
+        or (is_shaped(store, info) and not other and size <= LARGEST and queries > 1)
+    )
 
 
 def is_shared(store: Store, info: LayerInfo) -> bool:

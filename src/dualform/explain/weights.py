@@ -13,8 +13,8 @@ from .progress import bar
 
 
 def explained(store: Store) -> list[str]:
-    """The parameters that the slots rebuild."""
-    return [p.name for p in store.manifest.parameters if p.by_slots]
+    """The parameters that slots or a ledger rebuild."""
+    return [p.name for p in store.manifest.parameters if p.kind != "rest"]
 
 
 def split_by(store: Store, view: View, names: Sequence[str], progress: bool, **options: Any) -> dict[str, Split]:

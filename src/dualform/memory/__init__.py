@@ -7,6 +7,7 @@ from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .glimpse import Glimpse
 from .layout import INDEX, bytes_a_row, columns_of, matrix_of, of_columns, parts_of, piece_of, places
+from .ledgers import LedgerEntry, LedgerState
 from .manifest import Manifest, Shard, load_manifest
 from .samples import sample_of, sampled, samples_at
 from .schedule import Moves
@@ -29,6 +30,8 @@ __all__ = [
     "Encoded",
     "FileEntry",
     "Glimpse",
+    "LedgerEntry",
+    "LedgerState",
     "Manifest",
     "Moves",
     "ParameterStep",

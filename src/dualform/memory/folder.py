@@ -11,7 +11,7 @@ from dualform.errors import CorruptMemory, FormatVersionError, MemoryLocked, Not
 from .manifest import FORMAT, NAME, Manifest, load_manifest
 
 INIT = "init.safetensors"
-PARTS = ("shards", "calls", "visits", "steps", "snapshots")
+PARTS = ("shards", "calls", "visits", "steps", "snapshots", "ledger")
 SIGN = f"#{FORMAT}"
 """The name of an empty tensor at the head of the first file, which is there before the manifest and goes after it."""
 
@@ -67,6 +67,7 @@ def remove_memory(folder: Path) -> None:
 def remove_unlisted(folder: Path, manifest: Manifest) -> None:
     """Remove what the manifest of a memory does not list: of steps that were dropped, or half written."""
     listed = {folder / name for shard in manifest.shards for name in shard.files}
+    listed |= {folder / entry.name for entry in manifest.ledgers}
     for file in _files(folder):
         if file not in listed:
             file.unlink()

@@ -43,10 +43,11 @@ from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, N
 from dualform.types import DType, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
 
 from .files import FileEntry, write_bytes
+from .ledgers import LedgerEntry
 
 NAME = "manifest.json"
 FORMAT = "dualform-memory"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class Manifest:
     marks: tuple[Mark, ...] = ()
     certificate: Mapping[str, Any] | None = None
     snapshot_every: int = 1
+    by: str | None = None
+    """The column that ledgers are kept by."""
+    ledgers: tuple[LedgerEntry, ...] = ()
+    """The last two."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -99,6 +104,7 @@ class Manifest:
             columns=self.columns if shards else {},
             marks=tuple(mark for mark in self.marks if mark.first_step <= step),
             certificate=self.certificate if step == self.steps else None,
+            ledgers=tuple(entry for entry in self.ledgers if entry.step <= step),
         )
 
     def save(self, folder: Path) -> None:
@@ -169,6 +175,8 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         marks=tuple(Mark(**v) for v in value["marks"]),
         certificate=value["certificate"],
         snapshot_every=value["snapshot_every"],
+        by=value["by"],
+        ledgers=tuple(_ledger(v) for v in value["ledgers"]),
         versions=value["versions"],
     )
 
@@ -177,6 +185,11 @@ def _layer(value: Mapping[str, Any]) -> LayerInfo:
     modules = (ModuleInfo(**{**module, "biases": tuple(module["biases"])}) for module in value["modules"])
     pieces = (Piece(**piece) for piece in value["pieces"])
     return LayerInfo(**{**value, "modules": tuple(modules), "pieces": tuple(pieces)})
+
+
+def _ledger(value: Mapping[str, Any]) -> LedgerEntry:
+    lists = {name: tuple(value[name]) for name in ("groups", "visits")}
+    return LedgerEntry(**{**value, **lists, "file": FileEntry(**value["file"])})
 
 
 def _shard(value: Mapping[str, Any]) -> Shard:

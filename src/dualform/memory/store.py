@@ -19,6 +19,7 @@ from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 from .calls import Block, Calls
 from .codec import COMPUTED, STORED, row_scale
 from .files import verify
+from .ledgers import LedgerState, read_ledger
 from .manifest import Manifest, Shard, load_manifest
 from .schedule import NO_MOVES, Moves, Schedule
 from .snapshots import Snapshots
@@ -43,6 +44,7 @@ class Store:
         self.manifest = load_manifest(self.path) if manifest is None else manifest
         self._files = {name: entry for shard in self.manifest.shards for name, entry in shard.files.items()}
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
+        self._files |= {entry.name: entry.file for entry in self.manifest.ledgers}
         for name, entry in self._files.items():
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
@@ -86,11 +88,35 @@ class Store:
     def visits(self) -> pa.Table:
         """One line a visit; line i is visit i."""
         tables = self._tables("visits")
+        if not tables and self.manifest.ledgers:
+            return self._groups_as_visits
         if not tables:
             return pa.table(
                 {"visit": pa.array([], pa.int64()), "step": pa.array([], pa.int64()), "row": pa.array([], pa.int64())}
             )
         return pa.concat_tables(tables, promote_options="permissive")
+
+    @property
+    def _groups_as_visits(self) -> pa.Table:
+        """Of a ledger alone nothing is known but its groups: one line each."""
+        entry = self.manifest.ledgers[-1]
+        numbers = pa.array(range(len(entry.groups)), pa.int64())
+        ones = pa.array([1] * len(entry.groups), pa.int64())
+        columns = {"visit": numbers, "step": ones, "row": numbers, entry.column: pa.array(list(entry.groups))}
+        return pa.table(columns).append_column("visits", pa.array(list(entry.visits), pa.int64()))
+
+    def ledger_state(self, step: int) -> LedgerState:
+        """The ledger as it stood after a step."""
+        for entry in self.manifest.ledgers:
+            if entry.step == step:
+                self._tensors(entry.name)
+                names = [p.name for p in self.manifest.parameters if p.kind == "ledger"]
+                return read_ledger(self.path, entry, {name: self.initial(name) for name in names})
+        kept = [entry.step for entry in self.manifest.ledgers]
+        raise HorizonError(
+            f"the ledger of the memory at {self.path} was kept at the steps {kept} alone, not at step {step}. Ask for "
+            "one of these: memory.at(step)."
+        )
 
     @cached_property
     def step_table(self) -> pa.Table:
@@ -309,7 +335,7 @@ class Store:
 
     def weights_kept_at(self, step: int) -> bool:
         """Whether all parameters were kept whole at this step (the end)."""
-        return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.by_slots)
+        return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.kind != "rest")
 
     def horizon(self, step: int | None) -> int:
         """A step that the memory can be read at."""

@@ -17,6 +17,8 @@ from dualform.types import Mark
 
 from .codec import Encoded
 from .files import FileEntry, write_parquet
+from .folder import remove_unlisted
+from .ledgers import LedgerEntry, LedgerState, write_ledger
 from .manifest import Manifest, Shard
 from .tables import Call, ParameterStep, calls_table, steps_table, visits_table
 from .tensors import write_tensors
@@ -42,6 +44,10 @@ class Pending:
     columns: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """How exactly the memory explains each parameter after the last step (anything with an error and a floor)."""
+    ledger: LedgerState | None = None
+    """The ledger as it stands after the last step, if it is to be kept."""
+    replaces: bool = False
+    """Whether it takes the place of all shards before it: a ledger alone does not grow with the steps."""
     at_end: Callable[[], None] = lambda: None
     """Called when nobody needs the memory of its slots any more."""
 
@@ -113,8 +119,11 @@ class Writer:
             name = f"shards/{shard.number:06d}.safetensors"
             files[name] = write_tensors(self.folder / name, slots, paged=True)
         files |= write_tables(self.folder, shard)
-        self.manifest = with_shard(self.manifest, shard, files)
+        ledger = None if shard.ledger is None else write_ledger(self.folder, shard.last, shard.ledger)
+        before, self.manifest = self.manifest, with_shard(self.manifest, shard, files, ledger)
         self.manifest.save(self.folder)
+        if before.ledgers != self.manifest.ledgers or shard.replaces:
+            remove_unlisted(self.folder, self.manifest)
 
 
 def _step_back() -> None:
@@ -130,7 +139,7 @@ def write_tables(folder: Path, shard: Pending) -> dict[str, FileEntry]:
     if shard.snapshots:
         name = f"snapshots/{shard.number:06d}.safetensors"
         files[name] = write_tensors(folder / name, {name: [tensor] for name, tensor in shard.snapshots.items()})
-    tables = {"calls": calls_table(shard.calls), "steps": steps_table(shard.steps)}
+    tables = {} if shard.replaces else {"calls": calls_table(shard.calls), "steps": steps_table(shard.steps)}
     if shard.visits:
         tables["visits"] = visits_table(shard.visits)
     for kind, table in tables.items():
@@ -139,17 +148,21 @@ def write_tables(folder: Path, shard: Pending) -> dict[str, FileEntry]:
     return files
 
 
-def with_shard(manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry]) -> Manifest:
+def with_shard(
+    manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
+) -> Manifest:
     """The manifest that lists a shard too."""
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows
     lines = certificate_lines(shard.certificate)
     visits = sum(len(columns["visit"]) for columns in shard.visits)
-    entry = Shard(shard.number, shard.first, shard.last, visits, slots, files)
+    entry = Shard(shard.number, 1 if shard.replaces else shard.first, shard.last, visits, slots, files)
+    older = [each for each in manifest.ledgers if each.step < shard.last]
     return replace(
         manifest,
-        shards=(*manifest.shards, entry),
+        shards=(entry,) if shard.replaces else (*manifest.shards, entry),
+        ledgers=manifest.ledgers if ledger is None else (*older[-1:], ledger),
         marks=shard.marks,
         columns=dict(shard.columns),
         certificate={"step": shard.last, "parameters": lines},

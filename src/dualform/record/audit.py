@@ -62,6 +62,15 @@ def _found(ratios: list[float]) -> Found:
     return Found(None if np.isnan(ratios[-1]) else ratios[-1], factors[::-1])
 
 
+def scale_of(follower: Follower) -> float:
+    """By what the gradient was multiplied since its last pass; 1 where that cannot be seen."""
+    last = follower.passes[-1]
+    if last.later is None or last.later == last.after:
+        return 1.0
+    ratios, _ = _ratios([last], follower.eps)
+    return 1.0 if np.isnan(ratios[0]) else float(ratios[0])
+
+
 def _same_entries(passes: Sequence[Pass]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for i, each in enumerate(passes):

@@ -19,7 +19,7 @@ from .rest import auto_interval
 
 def begin_at(
     path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None,
-    overwrite: bool,
+    by: str | None, overwrite: bool,
 ) -> Manifest:  # fmt: skip
     """Write the first files of a memory, in place of one that may be overwritten."""
     if (path / "manifest.json").exists() and not overwrite:
@@ -39,6 +39,7 @@ def begin_at(
         plan.parameters,
         init=write_tensors(path / INIT, tensors),
         snapshot_every=snapshot_every or auto_interval(plan.rest),
+        by=by,
         versions={"dualform": version("dualform"), "torch": torch.__version__},
     )
     manifest.save(path)

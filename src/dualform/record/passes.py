@@ -19,6 +19,7 @@ from dualform.errors import UnsupportedLayer
 from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType
 
+from .book import Book
 from .gradients import Follower, Opened
 from .layers import Call, Found
 from .notes import Batch, Notes
@@ -61,8 +62,10 @@ Place = tuple[Mapping[str, Tensor | None], str, Follower]
 class Passes:
     """Collects the slots of every backward pass."""
 
-    def __init__(self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes) -> None:
-        self.plan, self.followers, self.notes = plan, followers, notes
+    def __init__(
+        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book
+    ) -> None:  # fmt: skip
+        self.plan, self.followers, self.notes, self.book = plan, followers, notes, book
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -70,7 +73,9 @@ class Passes:
         self.open = True
         expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
         self._stages = {
-            layer.name: Stage(layer, columns_for(layer, plan.patches), dtype, expected) for layer in plan.layers
+            layer.name: Stage(layer, columns_for(layer, plan.patches), dtype, expected)
+            for layer in plan.layers
+            if layer.keep != "ledger"
         }
         self._desk = Desk()
         self._turn = 0
@@ -151,8 +156,8 @@ class Passes:
                     opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
                     if opened and found.error is not None and found.key.numel():
                         new.append(self._take(forward, found, opened))
-        if new:
-            self._encode(new)
+        if rooms := [each for each in new if each[1]]:
+            self._encode(rooms)
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
@@ -166,10 +171,16 @@ class Passes:
         slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), forward.batch, forward.number)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
-        stage = self._stages[layer.name]
-        rooms = stage.take(slots, key, error, self.arena)
-        self.bytes += len(key) * stage.row_bytes
         slots.batch.arrived = True
+        rooms: list[Room] = []
+        if layer.keep == "ledger":
+            slots.end = len(key)
+            slots.eps = torch.finfo(error.dtype).eps
+            self.book.take(slots, key, error, users)
+        else:
+            stage = self._stages[layer.name]
+            rooms = stage.take(slots, key, error, self.arena)
+            self.bytes += len(key) * stage.row_bytes
         for follower, opened in users:
             follower.call(opened, slots, key, error)
         return slots, rooms

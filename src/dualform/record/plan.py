@@ -64,6 +64,16 @@ class Plan:
         return [p.name for p in self.parameters if p.by_slots]
 
     @property
+    def in_ledger(self) -> list[str]:
+        """The parameters that a ledger explains."""
+        return [p.name for p in self.parameters if p.kind == "ledger"]
+
+    @property
+    def ledger_only(self) -> bool:
+        """Whether nothing but a ledger is kept, so that nothing grows with the steps."""
+        return all(layer.keep == "ledger" for layer in self.layers)
+
+    @property
     def rest(self) -> dict[str, Tensor]:
         """The parameters and buffers that are kept as snapshots."""
         return {p.name: self.tensors[p.name] for p in self.parameters if p.kind == "rest"}

@@ -33,6 +33,10 @@ class Rest:
             out[f"{name}@{step}"] = copy
         return out
 
+    def all(self, step: int) -> dict[str, Tensor]:
+        """Copies of everything, changed or not."""
+        return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
+
     def due(self, step: int) -> bool:
         """Whether this step is one to look at."""
         return step % self.every == 0

@@ -27,7 +27,8 @@ from .rest import same_bits
 
 
 def resume_at(
-    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None
+    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None,
+    by: str | None,
 ) -> Manifest:  # fmt: skip
     """The memory at ``path`` cut back to ``step``, after seeing that model and optimiser stand there too.
 
@@ -35,12 +36,17 @@ def resume_at(
     memory or the new one.
     """
     manifest = load_manifest(path)
-    _check_options(path, step, manifest, plan, dtype, snapshot_every)
+    _check_options(path, step, manifest, plan, dtype, snapshot_every, by)
     store = Store(path, replace(manifest, shards=_upto(manifest, step)), plan.known_rules)
     for shard in store.manifest.shards:
         for name, entry in shard.files.items():
             verify(path / name, entry, content=True)
     _check_state(store, step, plan, optimizers)
+    if plan.in_ledger and step and step not in (kept := [entry.step for entry in manifest.ledgers]):
+        raise ResumeError(
+            f"cannot resume at step {step}: the ledger at {path} was kept at {kept}. Start from a checkpoint of one of "
+            "these steps; a ledger is kept when you call tape.flush()."
+        )
     begun = [shard for shard in store.manifest.shards if shard.first <= step]
     shards = [_cut(store, shard, step) if shard.last > step else shard for shard in begun]
     number = 1 + max((shard.number for shard in manifest.shards), default=-1)
@@ -51,7 +57,7 @@ def resume_at(
 
 
 def _check_options(
-    path: Path, step: int, manifest: Manifest, plan: Plan, dtype: DType, snapshot_every: int | None
+    path: Path, step: int, manifest: Manifest, plan: Plan, dtype: DType, snapshot_every: int | None, by: str | None
 ) -> None:  # fmt: skip
     if not 0 <= step <= manifest.steps:
         raise ResumeError(
@@ -62,6 +68,7 @@ def _check_options(
         ("other layers", plan.layers, manifest.layers),
         ("other parameters", plan.parameters, manifest.parameters),
         ("another dtype", dtype, manifest.dtype),
+        ("a ledger by another column", by, manifest.by),
         ("another snapshot_every", snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
     ):
         if mine != theirs:
@@ -109,7 +116,8 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
 def _cut(store: Store, shard: Shard, step: int) -> Shard:
     """The part of a shard up to a step; its files stay as they are, only the manifest counts less of them."""
     calls, visits = store.lines(shard, "calls"), store.lines(shard, "visits")
-    assert calls is not None
+    if calls is None:  # a ledger alone: what was kept whole with it belongs to a later step
+        return replace(shard, last=step, files={})
     inside = calls["step"].to_numpy() <= step
     layers, rows = calls["layer"].to_numpy(zero_copy_only=False)[inside], calls["rows"].to_numpy()[inside]
     return replace(

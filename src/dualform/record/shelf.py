@@ -73,14 +73,17 @@ class Shelf:
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
+                    if slots.layer.keep == "ledger" and not slots.batch.done:
+                        self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
                     slots.batch.done = True
         self._steps.append((step, moved))
         self.pending.last = step
-        if self.rest.due(step):
+        if self.rest.due(step) and not self.plan.ledger_only:
             self.pending.keep(self.rest.changed(step))
         if len(self._steps) >= DIGEST_STEPS:
             self._digest()
-        if self.passes.bytes + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS:
+        full = self.passes.bytes + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS
+        if full and not self.plan.ledger_only:
             self.hand_over()
 
     def stands_at(self) -> int:
@@ -93,8 +96,10 @@ class Shelf:
         if not self.pending.last:
             self.pending.first = self.pending.last = step
 
-    def hand_over(self) -> None:
-        """Give the complete steps to the writer; waits while the disk is behind."""
+    def hand_over(self, ledger: bool = False) -> None:
+        """Give the complete steps to the writer; waits while the disk is behind. The ``ledger`` goes with them where
+        the user wants to be able to come back.
+        """
         shard = self.pending
         if self._broken:
             raise self._broken
@@ -106,10 +111,16 @@ class Shelf:
             layer: [run.rows(begin, end) for run, begin, end in stretches]
             for layer, stretches in self._stretches.items()
         }
-        shard.keep(self.rest.changed(shard.last))
+        if ledger and self.plan.in_ledger:
+            shard.ledger = self.passes.book.state()
+        if self.plan.ledger_only:
+            shard.replaces = True
+            shard.keep(self.rest.all(shard.last))
+        else:
+            shard.keep(self.rest.changed(shard.last))
         shard.keep(self.stations.due(shard.last, self.passes.bytes))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
-        shard.certificate = self.proof.certificate(self.plan.tensors)
+        shard.certificate = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
         arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
         try:
             reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
@@ -122,7 +133,7 @@ class Shelf:
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk."""
-        self.hand_over()
+        self.hand_over(ledger=True)
         self.writer.wait()
 
     def _fresh(self, arena: Arena) -> None:
@@ -145,8 +156,12 @@ class Shelf:
         used: list[Used] = []
         for step, moved in steps:
             here = [found[step, each.follower] for each in moved]
-            lines += [(step, _line(each, scale)) for each, scale in zip(moved, _scales(here), strict=True)]
-            used += [Used(step, *each) for each in _factors(moved, here)]
+            lines += [
+                (step, _line(each, scale))
+                for each, scale in zip(moved, _scales(here), strict=True)
+                if each.follower.name not in self.passes.book.accounts
+            ]
+            used += [Used(step, *each) for each in _factors(moved, here) if each[0].layer.keep != "ledger"]
         self.proof.take(lines, used)
         self.pending.steps += lines
         for each in used:
@@ -212,7 +227,8 @@ class Shelf:
         return batch.number(first, step)
 
     def _not_finite(self) -> list[str]:
-        return [name for name in self.plan.explained if not all_finite(self.plan.tensors[name])]
+        names = (*self.plan.explained, *self.plan.in_ledger)
+        return [name for name in names if not all_finite(self.plan.tensors[name])]
 
     def _look_for_nan(self, shard: Pending) -> None:
         if bad := self._not_finite():

@@ -11,6 +11,7 @@ from dualform.memory import all_finite
 from dualform.rules import Rule
 from dualform.types import Transition
 
+from .book import Booked
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
@@ -27,10 +28,11 @@ class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
     def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
-        self.plan, self.notes = plan, notes
+        self.plan, self.notes, self.book = plan, notes, passes.book
         self.samples, self.marks, self.shelf = samples, marks, shelf
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._staged: list[Moved] | None = None
+        self._booked: list[Booked] = []
         self._last: Transition | None = None
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
@@ -58,7 +60,7 @@ class Steps:
 
     def _stage(self, rule: Rule | None, optimizer: optim.Optimizer) -> None:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
-        self._staged = None
+        self._staged, self._booked = None, []
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step …
@@ -81,6 +83,10 @@ class Steps:
                     transition = self._last
                 self._last = transition
                 staged.append(Moved(follower, follower.passes, transition, settings, inner))
+                if follower.name in self.book.accounts:
+                    assert transition is not None
+                    state = optimizer.state.get(parameter, {})
+                    self._booked.append(self.book.stage(follower, transition, settings, state, inner))
         self._look_at_slots(staged)
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
         self._staged = staged
@@ -121,6 +127,7 @@ class Steps:
         if staged is None:
             return
         self.marks.step += 1
+        self.book.take_step(self._booked)
         for each in staged:
             state = optimizer.state.get(each.follower.parameter, {})
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)

@@ -19,6 +19,7 @@ from dualform.rules import Rule
 from dualform.types import DType, Keep
 
 from .begin import begin_at, states_of
+from .book import Book, states_by_name
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
@@ -45,6 +46,7 @@ class Options:
     resume: int | None
     overwrite: bool
     snapshot_every: int | None
+    by: str | None
     progress: bool
 
 
@@ -56,6 +58,7 @@ def record(
     layers: Iterable[str] | None = None,
     dtype: DType = "float16",
     keep: Keep | Mapping[str, Keep] = "slots",
+    by: str | None = None,
     batch_dim: int | Mapping[str, int] = 0,
     rules: Mapping[type, Rule] | None = TAUGHT,
     resume: int | None = None,
@@ -69,7 +72,9 @@ def record(
     Training is bit for bit what it is without recording, and nothing stays on the model or the optimiser afterwards.
 
     - ``dtype``: what slots are kept in: "float16" (with a power of two a row), "float32" or "float64".
-    - ``keep``: "slots", "keys" (no errors: only weights α can be asked) or "nothing", for all layers or by name.
+    - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger" or "nothing", for all layers or by
+      name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its size does not
+      grow with training. It is written by ``tape.flush()`` and at the end.
     - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name.
     - ``rules``: how further optimisers step, ``{MyOptimizer: Rule(...)}``; ``None`` records keys and errors only.
     - ``resume``: go on with the memory at ``path`` from this step; what came after it is dropped.
@@ -82,8 +87,14 @@ def record(
     if snapshot_every is not None and snapshot_every < 1:
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
+    if by is None and "ledger" in ({keep} if isinstance(keep, str) else set(keep.values())):
+        raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
     plan = make_plan(model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
-    return Tape(plan, optimizers, Options(Path(path), dtype, at, overwrite, snapshot_every, progress))
+    if by is not None and not plan.in_ledger:
+        raise QueryError(
+            f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
+        )
+    return Tape(plan, optimizers, Options(Path(path), dtype, at, overwrite, snapshot_every, by, progress))
 
 
 class Tape:
@@ -126,10 +137,13 @@ class Tape:
             self._marks = Marks(manifest.marks, step)
             self._notes = Notes(manifest.columns if manifest.shards else None)
             followers = {name: Follower(name, plan.parameter(name)) for name in plan.followed}
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes)
+            store = Store(self.path, manifest, plan.known_rules)
+            kept = store.ledger_state(step) if step and plan.in_ledger else None
+            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept)
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book)
             rest = Rest(plan.rest, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained})
-            proof = Proof(plan, Store(self.path, rules=plan.known_rules), step)
+            proof = Proof(plan, store, step)
             writer = Writer(self.path, manifest)
             undo.callback(writer.stop)
             stations = Stations(plan, partial(states_of, plan, self.optimizers))
@@ -161,8 +175,8 @@ class Tape:
     def _begin(self) -> Manifest:
         path, plan, about = self.path, self.plan, self.options
         if about.resume is None:
-            return begin_at(path, plan, self.optimizers, about.dtype, about.snapshot_every, about.overwrite)
-        return resume_at(path, about.resume, plan, self.optimizers, about.dtype, about.snapshot_every)
+            return begin_at(path, plan, self.optimizers, about.dtype, about.snapshot_every, about.by, about.overwrite)
+        return resume_at(path, about.resume, plan, self.optimizers, about.dtype, about.snapshot_every, about.by)
 
     def _say(self) -> None:
         if self.options.progress:
@@ -180,7 +194,7 @@ class Tape:
             handle.remove()
 
     def _close(self) -> None:
-        explained = {name: self.plan.tensors[name] for name in self.plan.explained}
+        explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
         if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
             self._shelf.keep(self.step, explained)
         self._shelf.flush()
