@@ -430,8 +430,8 @@ FOLDERS = [
          lambda s: dualform.open(s.folder("manifest.json", '{"name": "app"}'))),
     Case("a manifest that is a list", NotAMemory, ("format", "dualform-memory"),
          lambda s: dualform.open(s.folder("manifest.json", "[1, 2]"))),
-    Case("a newer version", FormatVersionError, ("version 2", "this dualform reads", "upgrade"),
-         lambda s: dualform.open(s.manifest(lambda t: t.replace('"version": 1', '"version": 2')))),
+    Case("a newer version", FormatVersionError, ("version 3", "this dualform reads", "upgrade"),
+         lambda s: dualform.open(s.manifest(lambda t: t.replace('"version": 2', '"version": 3')))),
     Case("a manifest cut short", CorruptMemory, ("manifest.json", "not valid JSON", "Restore"),
          lambda s: dualform.open(s.manifest(lambda t: t[: len(t) // 2]))),
     Case("an empty manifest", CorruptMemory, ("manifest.json", "not valid JSON", "Restore"),
@@ -1007,5 +1007,5 @@ def test_a_manifest_says_what_it_holds(tmp_path):
     scene.memory()
     manifest = json.loads((scene.path / "manifest.json").read_text())
     assert (manifest["format"], manifest["version"], manifest["steps"], manifest["visits"]) == (
-        "dualform-memory", 1, STEPS, STEPS * BATCH,
+        "dualform-memory", 2, STEPS, STEPS * BATCH,
     )  # fmt: skip

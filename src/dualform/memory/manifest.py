@@ -3,19 +3,25 @@
 A memory is a folder::
 
     manifest.json                what is in the memory; written last, so nothing counts until it is listed here
-    init.safetensors             every parameter and buffer of the model as recording began (by its name) and the
-                                 optimiser's buffer M of each recorded parameter, if it had one ("<name>#buffer");
+    init.safetensors             every parameter and buffer of the model as recording began (by its name) and what the
+                                 optimiser kept of each recorded parameter: its buffer M ("<name>#buffer") and what all
+                                 examples share ("<name>#exp_avg_sq");
                                  first an empty tensor "#dualform-memory", by which it is known without a manifest
     shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
-                                 d_out); in float16 also "L.error_exponents" and, where needed, "L.key_exponents"
-                                 (rows,): the row is multiplied by 2**exponent. Every tensor begins on a page of 4096
-                                 bytes; "#pad1", "#pad2", … between them are zeros
+                                 d_out); the keys of an embedding are the tokens' numbers
+                                 (rows, 1) in int32; in float16 also "L.error_exponents" and, where needed,
+                                 "L.key_exponents" (rows,): the row is multiplied by 2**exponent. Every tensor begins on
+                                 a page of 4096 bytes; "#pad1", "#pad2", … between them are zeros
     calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
     visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
-    steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg), the gradient scale,
-                                 the optimiser's settings, and a few entries of the parameter and its buffer after it
-    snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; and all
-                                 parameters at the end
+    steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
+                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), and a few entries
+                                 of the parameter and of the optimiser's state of it after the step
+    snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
+                                 parameters at the end; and now and then parameters under a preconditioned rule with the
+                                 optimiser's state of them ("<name>#buffer@<step>")
+    ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), what is left of the
+                                 beginning first, and the same of the optimiser's buffer, "<name>#buffers"
 
 Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
 ``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
