@@ -10,7 +10,7 @@ import torch
 from helpers import batches, close, mlp, state_of, trained, whole
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import optim
+from torch import Tensor, optim
 from torch.nn import functional as F
 
 import dualform
@@ -18,6 +18,7 @@ from dualform.attend import replay
 from dualform.errors import ResumeError, UnsupportedOptimizer
 from dualform.record import stations
 from dualform.rules import Rule, Transition
+from dualform.types import Order
 
 OPTIMISERS: dict[str, Any] = {
     "Adam": lambda p: optim.Adam(p, lr=1e-2, weight_decay=0.1, amsgrad=True),
@@ -79,7 +80,8 @@ def test_every_order_of_slots_is_that_of_the_full_list(name, tmp_path):
     count = everything.contribution.shape[1]
     assert count == 16
     values = torch.empty_like(everything.contribution).scatter_(1, everything.slots, everything.contribution)
-    for order, key in (("largest", values), ("smallest", -values), ("magnitude", values.abs())):
+    orders: dict[Order, Tensor] = {"largest": values, "smallest": -values, "magnitude": values.abs()}
+    for order, key in orders.items():
         found = spot.top(3, layer=layer, order=order, progress=False)
         close(found.contribution, values.gather(1, found.slots))
         close(key.gather(1, found.slots), key.topk(3, dim=1).values)
@@ -120,14 +122,14 @@ def test_a_fallen_coefficient_is_seen(tmp_path):
 
 def test_stations_do_not_change_an_answer(tmp_path, monkeypatch):
     """Whether the optimiser's state is found on disk or made again from the slots."""
-    found = []
+    found, data = [], batches(9, 4, 5, 3)
     for share in (0, 1 << 40):
         monkeypatch.setattr(stations, "SHARE", share)
         path = tmp_path / str(share)
         model = mlp(5, 6, 3)
         optimizer = optim.AdamW(model.parameters(), lr=1e-2)
         with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
-            for step, (x, y) in enumerate(batches(9, 4, 5, 3)):
+            for step, (x, y) in enumerate(data):
                 tape.note(label=y)
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
@@ -137,7 +139,7 @@ def test_stations_do_not_change_an_answer(tmp_path, monkeypatch):
         memory = dualform.open(path)
         kept = [s for s in memory.store.kept_steps if memory.store.kept_at("0.weight#exp_avg_sq", s) is not None]
         assert kept == ([3, 6, 9] if share == 0 else [])
-        spot = memory.attend(model, x)
+        spot = memory.attend(model, data[0][0])
         found.append([spot.top(5, layer="0", progress=False).contribution, memory.parameter("0.weight")])
     for a, b in zip(*found, strict=True):
         close(a, b, 1e-12)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dualform.errors import UnsupportedLayer
+
 from .kind import Found, Key, Map, Point, Watch, argument, kept, point_of
 
 Projection = tuple[Tensor, Tensor, Tensor]
@@ -56,6 +58,16 @@ class Projections:
 
 def _watched_linear(*args: Any, **kwargs: Any) -> Tensor:
     return Projections.call(args, kwargs)
+
+
+def _refuse_compiled() -> None:
+    raise UnsupportedLayer(
+        "an nn.MultiheadAttention inside torch.compile hides its projections. Train it without compiling, or leave it "
+        "to the rest (snapshots, unattributed) with keep={'name': 'nothing'}."
+    )
+
+
+_refuse_compiled._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess] # runs as it stands
 
 
 class MultiheadCall:
@@ -134,12 +146,14 @@ class Multihead:
 
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
             assert isinstance(module, nn.MultiheadAttention)
+            if torch.compiler.is_compiling():
+                _refuse_compiled()
             running.append(Projections(_weights(module)) if torch.is_grad_enabled() else None)
             if running[-1] is not None:
                 running[-1].begin()
 
         def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            seeing = running.pop()
+            seeing = running.pop() if running else None
             if seeing is None:
                 return
             seeing.end()
