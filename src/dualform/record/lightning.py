@@ -1,0 +1,86 @@
+"""Recording with Lightning: ``Trainer(callbacks=[RecordCallback("runs/images", columns=…)])``."""
+
+import os
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from dualform.errors import require
+
+from .session import Columns, Session, around, refuse_several
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""Lightning goes by two names, each with classes of its own."""
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    loaded = [name for name in PACKAGES if name in sys.modules]
+    installed = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
+    Callback = require([*loaded, *installed, *PACKAGES][0], "lightning").Callback
+    Trainer = LightningModule = Any
+
+
+class RecordCallback(Callback):
+    """Records ``trainer.fit`` to a memory at ``path``.
+
+    ``columns`` says what to note of each batch: a function ``batch -> {name: values}`` or, where batches are dicts, the
+    names of some of their entries. All other options are those of :func:`dualform.record`.
+
+    The memory is flushed before a checkpoint is saved, and the checkpoint knows the memory's step: ``fit(ckpt_path=…)``
+    goes on from there.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "RecordCallback":
+        """A callback of every Lightning that is loaded: until version 2.6 a trainer only takes its own."""
+        loaded = [sys.modules[name].Callback for name in PACKAGES if name in sys.modules]
+        bases = tuple(each for each in loaded if not issubclass(cls, each))
+        kind: Any = type(cls.__name__, (cls, *bases), {}) if bases else cls
+        return super().__new__(kind)
+
+    def __init__(self, path: str | os.PathLike, *, columns: Columns = (), **options: Any) -> None:
+        self.session = Session(path, columns, options)
+        self._saved: int | None = None
+        self._undo = ExitStack()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget the checkpoint of an earlier run."""
+        self._saved = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the memory's step."""
+        return {} if self.session.step is None else {"step": self.session.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A checkpoint has been loaded."""
+        self._saved = state_dict["step"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Model and optimisers are as training will use them, and their checkpoint is loaded."""
+        refuse_several(trainer.world_size)
+        self.session.begin(pl_module, trainer.optimizers, self._saved)
+        if not pl_module.automatic_optimization:  # then a batch may take several steps
+            for optimizer in trainer.optimizers:
+                handle = optimizer.register_step_post_hook(lambda *_: self.session.note_again())
+                self._undo.callback(handle.remove)
+        # not on_save_checkpoint: that one is left out where a checkpoint holds weights only
+        self._undo.enter_context(around(trainer, "save_checkpoint", self._save_checkpoint))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A batch, or one of those whose gradients make a step together."""
+        self.session.note(batch)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the memory."""
+        self._undo.close()
+        self.session.end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep what is complete."""
+        self._undo.close()
+        self.session.end(exception)
+
+    def _save_checkpoint(self, save: Any, *args: Any, **kwargs: Any) -> Any:
+        self.session.flush()
+        return save(*args, **kwargs)
