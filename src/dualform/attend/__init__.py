@@ -1,6 +1,6 @@
 """Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
 
-from .certify import Agreement, agreement, certify, moves, shaped_parameters
+from .certify import Agreement, agreement, certify, compared, moves, shaped_parameters
 from .coefficients import coefficients
 from .dual import dual_forward
 from .parameters import entries, explained_layers, initial_part, layer_sums
@@ -29,6 +29,7 @@ __all__ = [
     "backwards",
     "certify",
     "coefficients",
+    "compared",
     "dual_forward",
     "dual_output",
     "entries",

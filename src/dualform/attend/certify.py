@@ -126,15 +126,19 @@ def look_at(store: Store, layer: LayerInfo, name: str, full: bool) -> Look:
 
 
 def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: float) -> Agreement:
-    """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three).
+    """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three)."""
+    now = actual.detach().to("cpu", torch.float64)
+    return compared((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
+
+
+def compared(off: float, moved: float, size: float, steps: int, eps: float) -> Agreement:
+    """How far weights of some size are off, relative to how far they moved in so many steps.
 
     The floor: rounding after every step is a random walk with steps of about 0.3 ε|W|.
     """
-    now = actual.detach().to("cpu", torch.float64)
-    error, moved = (now - rebuilt).norm().item(), (now - first).norm().item()
-    if error != 0.0:
-        error = error / moved if moved else math.inf
-    return Agreement(error, 0.3 * eps * math.sqrt(steps) * now.norm().item() / moved if moved else 0.0)
+    if off:
+        off = off / moved if moved else math.inf
+    return Agreement(off, 0.3 * eps * math.sqrt(steps) * size / moved if moved else 0.0)
 
 
 def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:

@@ -3,5 +3,6 @@
 from .digits import digits
 from .folder import data_file
 from .mnist import Images, mnist
+from .text import aesop, wikitext2
 
-__all__ = ["Images", "data_file", "digits", "mnist"]
+__all__ = ["Images", "aesop", "data_file", "digits", "mnist", "wikitext2"]

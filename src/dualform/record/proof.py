@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Agreement, State, advance, agreement, state_at
+from dualform.attend import Agreement, State, advance, compared, state_at
 from dualform.memory import ParameterStep, Store
 from dualform.rules import Rule
 from dualform.types import LayerInfo
@@ -99,12 +99,14 @@ class Followed:
 
     def __init__(self, name: str, patch: Patch, rule: Rule | None, first: Tensor, state: State, moves: int) -> None:
         self.name, self.patch, self.rule, self.moves = name, patch, rule, moves
-        self.eps = torch.finfo(first.dtype).eps
+        self.eps, self.begun = torch.finfo(first.dtype).eps, first
         self.first, self.state = patch.of(first).double(), state.patch(lambda t: patch.of(t).double())
 
     def agree(self, actual: Tensor) -> Agreement:
-        """Compare with the real parameter."""
-        return agreement(self.patch.of(actual), self.first, self.state.weight, self.moves, self.eps)
+        """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
+        now = actual.detach().cpu()
+        off = (self.patch.of(now).double() - self.state.weight).norm() * (now.numel() / self.first.numel()) ** 0.5
+        return compared(float(off), float((now - self.begun).norm()), float(now.norm()), self.moves, self.eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""

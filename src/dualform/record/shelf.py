@@ -195,7 +195,7 @@ class Shelf:
             visit, size = batch.visit, leading[axis]
             for extent in leading[axis + 1 :]:
                 stride *= extent
-        else:
+        elif axis >= len(leading) or leading[axis] != 1:  # one row for all examples: a table of positions
             self.marks(
                 "unknown-visits",
                 slots.layer.name,
