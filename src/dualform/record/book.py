@@ -54,12 +54,29 @@ class Account:
 
     def advance(self, t: Transition, p: Tensor | None, scale: float) -> None:
         """One step of all parts."""
-        gradient = torch.zeros_like(self.weight)
-        for group, part in self.gradient.items():
-            gradient[1 + group] = part * scale
-        self.weight, self.buffer = moved(self.rule, t, p, self.weight, self.buffer, gradient)
+        if p is not None and not t.mp and (t.pw, t.pm, t.pg) == (t.mw, t.mm, t.mg) and t.wm == t.wg == 0.0:
+            self._follow_buffer(t, p, scale)
+        else:
+            gradient = torch.zeros_like(self.weight)
+            for group, part in self.gradient.items():
+                gradient[1 + group] = part * scale
+            self.weight, self.buffer = moved(self.rule, t, p, self.weight, self.buffer, gradient)
         self.gradient = {}
         self.moves += 1
+
+    def _follow_buffer(self, t: Transition, p: Tensor, scale: float) -> None:
+        """The same where W only follows P M (Adam and most of its kin), in place: all parts are large."""
+        self.buffer.mul_(t.mm)
+        if t.mw:
+            self.buffer.add_(self.weight, alpha=t.mw)
+        for group, part in self.gradient.items():
+            self.buffer[1 + group].add_(part, alpha=t.mg * scale)
+        if t.ww != 1.0:
+            self.weight.mul_(t.ww)
+        if self.rule.acts == "entries":
+            self.weight.addcmul_(p, self.buffer, value=t.wp)
+        else:
+            self.weight.add_(p @ self.buffer, alpha=t.wp)
 
 
 @dataclass(frozen=True)

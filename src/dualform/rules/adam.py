@@ -38,15 +38,15 @@ def pulled(s: Settings, seen: Seen) -> Tensor:
 def mean_and_part(s: Settings, of_mean: float, of_gradient: float = 0.0) -> Transition:
     r"""M ← β₁M + (1 − β₁)d, and W ← (what is left of W) − P (a M + b d) with a ``of_mean`` and b ``of_gradient``."""
     beta, sign, decay = s["betas1"], sign_of(s), decay_of(s)
-    take = of_mean * (1 - beta) + of_gradient
+    take = 1 - beta + (of_gradient / of_mean if of_gradient else 0.0)
     return Transition(
         ww=decay.left,
         mw=(1 - beta) * decay.coupled,
         mm=beta,
         mg=(1 - beta) * sign,
-        wp=-1.0,
+        wp=-of_mean,
         pw=take * decay.coupled,
-        pm=of_mean * beta,
+        pm=beta,
         pg=take * sign,
     )
 
@@ -138,7 +138,7 @@ def radam(s: Settings) -> Transition:
     if factor is not None:
         return mean_and_part(s, size * factor * correction(s["betas2"], step_of(s)) ** 0.5)
     t = mean_and_part(s, size)
-    return t._replace(ww=t.ww - t.pw, wm=-t.pm, wg=-t.pg, wp=0.0, pw=0.0, pm=0.0, pg=0.0)
+    return t._replace(ww=t.ww + t.wp * t.pw, wm=t.wp * t.pm, wg=t.wp * t.pg, wp=0.0, pw=0.0, pm=0.0, pg=0.0)
 
 
 def radam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
