@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kind import Call, Found, Key, Map, Watch, after_forward, argument, kept, point_of
+from .kind import AfterForward, Call, Found, Key, Map, argument, kept, point_of
 
 
 class ConvCall:
@@ -49,7 +49,7 @@ def patches(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     return F.unfold(x.unsqueeze(2), (1, kernel), (1, dilation), 0, (1, stride)).mT
 
 
-class Convolution:
+class Convolution(AfterForward):
     """Groups are parts of one layer."""
 
     name, batch_dim = "convolution", 0
@@ -71,11 +71,8 @@ class Convolution:
             )
         return None
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Look at its input and output."""
-        return [after_forward(module, self._call, watch)]
-
-    def _call(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        """Its input and its output."""
         if not output.requires_grad:
             return None
         assert isinstance(module, nn.Conv1d | nn.Conv2d)

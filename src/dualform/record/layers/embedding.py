@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .kind import Call, Found, Key, Map, Watch, after_forward, argument, point_of
+from .kind import AfterForward, Call, Found, Key, Map, argument, point_of
 
 
 class EmbeddingCall:
@@ -36,7 +36,7 @@ class EmbeddingCall:
         return output.reshape(*self.tokens.shape, -1)
 
 
-class Embedding:
+class Embedding(AfterForward):
     """A table of vectors, one a token."""
 
     name, batch_dim = "embedding", None
@@ -58,11 +58,8 @@ class Embedding:
             return "is an nn.Embedding with sparse=True; record it with sparse=False, which trains the same weights."
         return None
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Look at its input and output."""
-        return [after_forward(module, self._call, watch)]
-
-    def _call(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        """Its input and its output."""
         if not output.requires_grad:
             return None
         assert isinstance(module, nn.Embedding)

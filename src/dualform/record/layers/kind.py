@@ -104,14 +104,20 @@ class Kind(Protocol):
         ...
 
 
-def after_forward(module: nn.Module, call: Callable[[nn.Module, tuple, dict, Any], Call | None], watch: Watch) -> Any:
-    """A hook that tells of a call after each forward pass; its handle."""
-    return module.register_forward_hook(partial(_after, call, watch), prepend=True, with_kwargs=True)
+class AfterForward:
+    """A kind whose calls can be told from what goes into a forward pass and what comes out."""
 
+    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
+        """Look at inputs and outputs."""
+        return [module.register_forward_hook(partial(self._after, watch), prepend=True, with_kwargs=True)]
 
-def _after(call: Callable, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-    if torch.is_grad_enabled() and (found := call(module, args, kwargs, output)) is not None:
-        watch(found)
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        """What a forward pass was; None if no gradient will come back."""
+        raise NotImplementedError
+
+    def _after(self, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        if torch.is_grad_enabled() and (found := self.call(module, args, kwargs, output)) is not None:
+            watch(found)
 
 
 def point_of(output: Tensor) -> Point:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .kind import Call, Found, Key, Map, Watch, after_forward, argument, kept, point_of
+from .kind import AfterForward, Call, Found, Key, Map, argument, kept, point_of
 
 
 class LinearCall:
@@ -29,7 +29,7 @@ class LinearCall:
         return output.reshape(*self.key.shape[:-1], -1)
 
 
-class Linear:
+class Linear(AfterForward):
     """A weight that multiplies the last axis."""
 
     name, batch_dim = "linear", None
@@ -46,11 +46,8 @@ class Linear:
             return "is a LazyLinear without weights yet. Run one batch through the model before recording."
         return None
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Look at its input and output."""
-        return [after_forward(module, self._call, watch)]
-
-    def _call(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        """Its input and its output."""
         if not output.requires_grad:
             return None
         x: Tensor = args[0] if args else argument(args, kwargs, 0, "input")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .gates import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
-from .kind import Call, Found, Key, Map, Point, Watch, after_forward, argument
+from .kind import AfterForward, Call, Found, Key, Map, Point, argument
 
 
 class RecurrentCall:
@@ -39,7 +39,7 @@ class RecurrentCall:
         return output.unflatten(0, (-1, batch))
 
 
-class Recurrent:
+class Recurrent(AfterForward):
     """One map for each layer and direction (a GRU has two)."""
 
     name, batch_dim = "recurrent", 1
@@ -63,11 +63,8 @@ class Recurrent:
         """Dropout between the layers leaves no trace."""
         return refusal(module)
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Look at its inputs and outputs."""
-        return [after_forward(module, self._call, watch)]
-
-    def _call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+        """Its inputs and its outputs."""
         assert isinstance(module, nn.RNNBase)
         if not any(tensor.requires_grad for tensor in _tensors(output)):
             return None
