@@ -147,7 +147,7 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
     assert slots.errors is not None
     value = slots.factors(name)
     if name not in layer.weights:
-        return value @ slots.errors
+        return _summed(slots, value)
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
     piece, errors = piece_of(layer, name), slots.errors * value.unsqueeze(1)
@@ -156,6 +156,18 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
         return out.index_add_(0, slots.keys[:, 0].long(), errors).reshape(*shape)
     found = [errors[:, e].mT @ slots.keys[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
     return of_columns(piece, found[0] if len(found) == 1 else torch.cat(found), shape)
+
+
+def _summed(slots: Slots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
+    """The gradient of a bias, added up as autograd does it: call by call, row by row.
+
+    A gradient may be zero but for the rounding of this very sum (the key bias of attention), and still move its bias,
+    where a rule divides by its size.
+    """
+    assert slots.errors is not None
+    _, sizes = np.unique(slots.block.call, return_counts=True)
+    calls = (slots.errors * value.unsqueeze(1)).split(sizes.tolist())
+    return torch.stack([rows.sum(0) for rows in calls]).sum(0) if len(calls) > 1 else calls[0].sum(0)
 
 
 # ------------------------------------------------------------------------------------------- forwards
