@@ -73,24 +73,31 @@ def moved(
     rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
     """W and M after a step, given P; of one part, or of several side by side."""
-    w, m = t.ww * weight, t.mm * buffer
-    if t.wm:
-        w = w + t.wm * buffer
-    if t.wg:
-        w = w + t.wg * gradient
-    if t.mw:
-        m = m + t.mw * weight
-    if t.mg:
-        m = m + t.mg * gradient
-    if p is None or not (t.wp or t.mp):
-        return w, m
-    inside = t.pg * gradient
-    if t.pm:
-        inside = inside + t.pm * buffer
-    if t.pw:
-        inside = inside + t.pw * weight
-    push = p * inside if rule.acts == "entries" else p @ inside
-    return (w + t.wp * push if t.wp else w), (m + t.mp * push if t.mp else m)
+    weight, buffer = weight.clone(), buffer.clone()
+    move(rule, t, p, weight, buffer, gradient)
+    return weight, buffer
+
+
+def move(rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor) -> None:
+    """The same, in place: with many parts, new tensors would cost more than the sums."""
+    push = None
+    if p is not None and (t.wp or t.mp):
+        inside = t.pg * gradient
+        _add(inside, (t.pm, buffer), (t.pw, weight))
+        push = inside.mul_(p) if rule.acts == "entries" else p @ inside
+    before = weight.clone() if t.mw else None
+    _add(_times(weight, t.ww), (t.wm, buffer), (t.wg, gradient), (t.wp, push))
+    _add(_times(buffer, t.mm), (t.mw, before), (t.mg, gradient), (t.mp, push))
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1.0 else tensor.mul_(factor)
+
+
+def _add(total: Tensor, *terms: tuple[float, Tensor | None]) -> None:
+    for factor, term in terms:
+        if factor and term is not None:
+            total.add_(term, alpha=factor)
 
 
 # ------------------------------------------------------------------------------------------- gradients from slots
@@ -120,9 +127,9 @@ class Gradients:
         return out
 
     def split(self, step: int, group_of: GroupOf, groups: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The whole gradient of each parameter, and the part of each group: (groups, *shape)."""
+        """The whole gradient of each parameter, and those of its parts: the beginning has none, then each group."""
         whole = {name: self._zeros(name) for name in self.names}
-        parts = {name: self._zeros(name, groups) for name in self.names}
+        parts = {name: self._zeros(name, 1 + groups) for name in self.names}
         for layer, slots in self.at(step):
             group = group_of(slots.block)
             for number in np.unique(group):
@@ -132,7 +139,7 @@ class Gradients:
                         part = gradient_of(layer, name, some, self._shape(name))
                         whole[name] += part
                         if number >= 0:
-                            parts[name][number] += part
+                            parts[name][1 + number] += part
         return whole, parts
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -147,7 +154,7 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
     assert slots.errors is not None
     value = slots.factors(name)
     if name not in layer.weights:
-        return value @ slots.errors
+        return _summed(slots, value)
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
     piece, errors = piece_of(layer, name), slots.errors * value.unsqueeze(1)
@@ -156,6 +163,20 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
         return out.index_add_(0, slots.keys[:, 0].long(), errors).reshape(*shape)
     found = [errors[:, e].mT @ slots.keys[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
     return of_columns(piece, found[0] if len(found) == 1 else torch.cat(found), shape)
+
+
+def _summed(slots: Slots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
+    """The gradient of a bias, added up as autograd does it: call by call, row by row.
+
+    A gradient may be zero but for the rounding of this very sum (the key bias of attention), and still move its bias,
+    where a rule divides by its size.
+    """
+    assert slots.errors is not None
+    _, sizes = np.unique(slots.block.call, return_counts=True)
+    first, *others = [rows.sum(0) for rows in (slots.errors * value.unsqueeze(1)).split(sizes.tolist())]
+    for other in others:
+        first += other
+    return first
 
 
 # ------------------------------------------------------------------------------------------- forwards
@@ -264,14 +285,14 @@ def replay(
         for step in range(1, view.horizon + 1):
             if grouped is None:
                 whole = gradients.total(step)
-                split = {name: g.unsqueeze(0) for name, g in whole.items()}
+                split = {name: torch.stack([torch.zeros_like(g), g]) for name, g in whole.items()}
             else:
                 whole, split = gradients.split(step, grouped, groups)
             for name, track in tracks.items():
                 found = track.step(step, whole[name])
                 if found is not None:
                     t, p, scale = found
-                    parts[name] = _advance(track.rule, t, p, parts[name], split[name] * scale)
+                    move(track.rule, t, p, parts[name].weight, parts[name].buffer, split[name].mul_(scale))
                 track.look_up(step)
             if watch:
                 watch(sum(store.step_rows(layer.name, step) for layer in gradients.layers))
@@ -282,11 +303,6 @@ def replay(
 def _begin(state: State, groups: int) -> Parts:
     none = state.weight.new_zeros(groups, *state.weight.shape)
     return Parts(torch.cat([state.weight.unsqueeze(0), none]), torch.cat([state.buffer.unsqueeze(0), none]))
-
-
-def _advance(rule: Rule, t: Transition, p: Tensor | None, parts: Parts, gradients: Tensor) -> Parts:
-    with_none = torch.cat([torch.zeros_like(gradients[:1]), gradients])
-    return Parts(*moved(rule, t, p, parts.weight, parts.buffer, with_none))
 
 
 def _shown_groups(view: View, group_of: GroupOf | None) -> GroupOf | None:
@@ -348,10 +364,11 @@ def backwards(store: Store, layer: LayerInfo, horizon: int) -> Iterator[tuple[in
 
 def _back(rule: Rule, t: Transition, p: Tensor | None, w: Factor, m: Factor) -> tuple[Factor, tuple[Factor, Factor]]:
     """One step back: what its gradient counts for, and W and M before it."""
-    c, before = w * t.wg + m * t.mg, (w * t.ww + m * t.mw, w * t.wm + m * t.mm)
+    c = _mixed(t.wg, w, t.mg, m)
+    before = (_mixed(t.ww, w, t.mw, m), _mixed(t.wm, w, t.mm, m))
     if p is None or not (t.wp or t.mp):
         return c, before
-    q = w * t.wp + m * t.mp
+    q = _mixed(t.wp, w, t.mp, m)
     push = p * q if rule.acts == "entries" or not isinstance(q, Tensor) else q @ p
     if rule.acts == "left":  # numbers stand for multiples of the unit matrix
         c, before = _matrix(c, push), tuple(_matrix(each, push) for each in before)
@@ -359,6 +376,13 @@ def _back(rule: Rule, t: Transition, p: Tensor | None, w: Factor, m: Factor) -> 
         c + push * t.pg,
         (before[0] + push * t.pw if t.pw else before[0], before[1] + push * t.pm if t.pm else before[1]),
     )
+
+
+def _mixed(a: float, w: Factor, b: float, m: Factor) -> Factor:
+    """a w + b m: products of whole matrices with zero are left out."""
+    if not b:
+        return a * w if a else 0.0
+    return a * w + b * m if a else b * m
 
 
 def _matrix(factor: Factor, like: Tensor) -> Tensor:

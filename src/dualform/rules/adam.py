@@ -54,9 +54,9 @@ def mean_and_part(s: Settings, of_mean: float, of_gradient: float = 0.0) -> Tran
 def running_square(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     r"""V ← β₂V + (1 − β₂)d²."""
     d, beta = pulled(s, seen), s["betas2"]
-    v = (1 - beta) * d * d
+    v = d.square().mul_(1 - beta)
     if "exp_avg_sq" in shared:
-        v += beta * shared["exp_avg_sq"]
+        v.add_(shared["exp_avg_sq"], alpha=beta)
     shared["exp_avg_sq"] = v
     return v
 
