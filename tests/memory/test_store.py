@@ -77,7 +77,7 @@ def test_pyarrow_reads_the_tables(tmp_path):
 def test_the_manifest_is_json_that_lists_every_file(tmp_path):
     run_of(tmp_path, flush=True)
     value = json.loads((tmp_path / "manifest.json").read_text())
-    assert value["format"] == "dualform-memory" and value["version"] == 1
+    assert value["format"] == "dualform-memory" and value["version"] == 2
     assert value["steps"] == 5 and value["visits"] == 15
     listed = {name for shard in value["shards"] for name in shard["files"]}
     there = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}

@@ -6,7 +6,7 @@ from .dual import dual_forward
 from .parameters import entries, explained_layers, initial_part, layer_sums
 from .rebuild import Sum, add_up, dual_output
 from .reduce import Best, GroupSums
-from .replay import GroupOf, State, advance, backwards, moved, precondition, replay, state_at
+from .replay import GroupOf, State, advance, backwards, move, precondition, replay, state_at
 from .scan import Queries, scan, weights_of
 from .split import Split, split
 from .stream import View, Watch, stream
@@ -36,7 +36,7 @@ __all__ = [
     "explained_layers",
     "initial_part",
     "layer_sums",
-    "moved",
+    "move",
     "moves",
     "precondition",
     "replay",

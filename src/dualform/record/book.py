@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, optim
 
-from dualform.attend import Agreement, State, agreement, moved, precondition
+from dualform.attend import Agreement, State, agreement, move, precondition
 from dualform.errors import NoteError, QueryError
 from dualform.memory import LedgerState, of_columns, parts_of, piece_of
 from dualform.rules import Rule
@@ -60,7 +60,7 @@ class Account:
             gradient = torch.zeros_like(self.weight)
             for group, part in self.gradient.items():
                 gradient[1 + group] = part * scale
-            self.weight, self.buffer = moved(self.rule, t, p, self.weight, self.buffer, gradient)
+            move(self.rule, t, p, self.weight, self.buffer, gradient)
         self.gradient = {}
         self.moves += 1
 
