@@ -1,13 +1,19 @@
 """The documents say what is so: the quickstart runs and prints what the README shows, and links lead somewhere."""
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
+from dualform import data
+from dualform.errors import DataNotFound
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FINETUNING = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
@@ -31,6 +37,61 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path, monkeypatch, caps
 def test_the_quickstart_of_the_readme_is_the_one_in_the_examples():
     example = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
     assert example.split('"""\n\n', 1)[1] == blocks(README, "python")[0]
+
+
+def fine_tune(monkeypatch, capsys, folder: Path, *arguments: str) -> list[str]:
+    """What the example of fine-tuning prints, line by line."""
+    for name, extra in (("transformers", "hf"), ("peft", "lora"), ("matplotlib", "plot")):
+        pytest.importorskip(name, reason=f"the extra {extra} is not installed")
+    try:
+        for read in (data.stories, data.aesop, lambda: data.wikitext2("train")):
+            read()
+    except DataNotFound as error:
+        pytest.skip(str(error))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["finetuning.py", *arguments])
+    runpy.run_path(str(ROOT / "examples" / "finetuning.py"))
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+SHOWN = next(text for text in blocks(FINETUNING) if text.startswith("pretrained")).splitlines()
+
+
+def test_the_example_of_fine_tuning_runs(tmp_path, monkeypatch, capsys):
+    printed = fine_tune(monkeypatch, capsys, tmp_path, "3")
+    assert printed[0] == SHOWN[0]  # before anything is trained
+    heads = [re.split(r"  +|:|,", line.strip())[0] for line in printed]
+    named = [i for i, line in enumerate(SHOWN) if not line.startswith("  ")]
+    assert len(printed) == len(SHOWN)
+    assert [heads[i] for i in named] == [re.split(r"  +|:|,", SHOWN[i].strip())[0] for i in named]
+    assert (tmp_path / "runs/finetuning/LoRA/by.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_page_on_fine_tuning_shows_what_its_example_prints(tmp_path, monkeypatch, capsys):
+    printed = fine_tune(monkeypatch, capsys, tmp_path)
+    for line, shown in zip(printed, SHOWN, strict=True):
+        if "fables -" in shown and "wikipedia -" in shown and "of +" not in shown:
+            numbers = [
+                [float(x) for x in re.findall(r"(?:fables|wikipedia) (-[\d.]+)", each)] for each in (line, shown)
+            ]
+            # other processors round differently, and masks make much of that
+            assert numbers[0] == pytest.approx(numbers[1], abs=0.3 if "without" in shown else 0.05)
+
+
+def test_the_example_of_fine_tuning_says_where_it_looked_for_data(tmp_path, monkeypatch):
+    for name, extra in (("transformers", "hf"), ("peft", "lora")):
+        pytest.importorskip(name, reason=f"the extra {extra} is not installed")
+    monkeypatch.setenv("DUALFORM_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["finetuning.py"])
+    with pytest.raises(SystemExit, match=r"cannot find stories260k.*Put it there, or set DUALFORM_DATA"):
+        runpy.run_path(str(ROOT / "examples" / "finetuning.py"))
+
+
+def test_the_loop_on_the_page_is_the_one_in_the_example():
+    example = " ".join((ROOT / "examples" / "finetuning.py").read_text(encoding="utf-8").split())
+    assert " ".join(blocks(FINETUNING, "python")[0].split()) in example
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -59,12 +59,12 @@ def stories() -> Stories:
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
-    """The file turns neighbouring channels of a head by one angle; Hugging Face a channel and the one half a head on."""
+    """The file turns neighbouring channels of a head together; Hugging Face channels that are half a head apart."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def _tokenizer() -> Any:
-    """Byte-pair encoding. The file has a score for each token; of all pairs the one with the best score merges first."""
+    """Byte-pair encoding. The file has a score for each token: what makes the token with the best one merges first."""
     data, scores = data_file("stories260k/tok512.bin").read_bytes(), {}
     at = 4  # after the length of the longest token
     while at < len(data):
