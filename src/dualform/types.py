@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 DType = Literal["float16", "float32", "float64"]
@@ -74,12 +75,12 @@ class LayerInfo:
     parts: int = 1
     indexed: bool = False
 
-    @property
+    @cached_property
     def weights(self) -> tuple[str, ...]:
         """The names of the parameters that its matrix is made of."""
         return tuple(piece.parameter for piece in self.pieces)
 
-    @property
+    @cached_property
     def biases(self) -> tuple[str, ...]:
         """The names of its biases."""
         return tuple(dict.fromkeys(bias for module in self.modules for bias in module.biases))

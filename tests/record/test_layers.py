@@ -1,5 +1,6 @@
 """One battery for every kind of layer: what is recorded is exact, changes nothing, and can be asked."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.record import KINDS as TABLE
 from dualform.record import kind_of
+from dualform.record.passes import Forward
 
 OPTIMISERS = {
     "SGD": lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -180,6 +182,24 @@ def test_masks_and_ledgers_agree(name, optimiser, runs):
         close(whole, dict(model.named_parameters())[key].detach(), 1e-9)
         close(masked.parameter(key), whole - ledger["s1"][key], 1e-9)
     assert masked.predict(model, x, progress=False).shape == model(x).shape
+
+
+@every_kind
+def test_nothing_of_a_step_stays_in_memory_until_python_looks_for_rings(name, tmp_path):
+    kind = KINDS[name]
+    model, random = kind.model(), torch.Generator().manual_seed(1)
+    optimizer = optim.SGD(model.parameters(), lr=1e-2)
+    gc.collect()
+    gc.disable()
+    try:
+        with dualform.record(model, optimizer, tmp_path / "m", progress=False):
+            for _ in range(3):
+                model(kind.inputs(random)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert not [each for each in gc.get_objects() if type(each) is Forward]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

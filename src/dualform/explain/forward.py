@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dualform.errors import ModelMismatch, QueryError
 from dualform.memory import matrix_of, parts_of
-from dualform.record import Call, Kind, kind_of
+from dualform.record import Call, Kind, Point, kind_of
 from dualform.types import LayerInfo, ModuleInfo
 
 from .examples import count_examples
@@ -100,11 +100,11 @@ class Watched:
     names: Sequence[str]
     calls: list[tuple[Call, list[Tensor | None]]] = field(default_factory=list)
 
-    def see(self, call: Call) -> None:
+    def see(self, call: Call, points: Sequence[Point]) -> None:
         """A call was made: note what arrives at its points."""
-        errors: list[Tensor | None] = [None] * len(call.points)
+        errors: list[Tensor | None] = [None] * len(points)
         self.calls.append((call, errors))
-        for i, point in enumerate(call.points):
+        for i, point in enumerate(points):
             point.node.register_prehook(partial(_arrive, errors, i, point.number))
 
 

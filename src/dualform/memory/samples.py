@@ -10,7 +10,7 @@ from torch import Tensor
 from .glimpse import Glimpse
 from .store import Store
 
-COUNT, RUN = 32, 8
+COUNT, RUN = 16, 8
 """So many entries of a parameter, in runs of neighbours."""
 
 

@@ -4,12 +4,12 @@ Columns are made from their bytes: ``pa.array`` would first import pandas, which
 training loop.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Float
 
 from dualform.types import Transition
 
@@ -32,8 +32,7 @@ class Call(NamedTuple):
     bias_factor: float
 
 
-@dataclass(frozen=True)
-class ParameterStep:
+class ParameterStep(NamedTuple):
     """What one step did to one parameter."""
 
     parameter: str
@@ -42,6 +41,9 @@ class ParameterStep:
     settings: Mapping[str, float]
     sample: bytes
     state_sample: bytes
+
+
+_UNKNOWN = Transition(*[np.nan] * len(Transition._fields))
 
 
 def calls_table(calls: Sequence[Call]) -> pa.Table:
@@ -57,17 +59,27 @@ def calls_table(calls: Sequence[Call]) -> pa.Table:
 def steps_table(lines: Sequence[tuple[int, ParameterStep]]) -> pa.Table:
     """One line a step and parameter. A setting that a parameter does not have is NaN."""
     steps, moves = [step for step, _ in lines], [line for _, line in lines]
-    unknown = Transition(*[np.nan] * len(Transition._fields))
-    numbers = np.array([line.transition or unknown for line in moves], np.float64).reshape(-1, len(unknown))
+    numbers = _rows([line.transition or _UNKNOWN for line in moves], Transition._fields, getattr)
+    names = sorted(set().union(*{id(line.settings): line.settings for line in moves}.values()))
+    settings = _rows([line.settings for line in moves], names, lambda settings, name: settings.get(name, np.nan))
     columns = {"step": _numbers(np.array(steps, np.int64)), "parameter": _text([line.parameter for line in moves])}
     columns |= {name: _numbers(numbers[:, i]) for i, name in enumerate(Transition._fields)}
     columns["scale"] = _numbers(np.array([line.scale for line in moves], np.float64))
-    for name in sorted({name for line in moves for name in line.settings}):
-        values = np.array([line.settings.get(name, np.nan) for line in moves], np.float64)
-        columns[f"{SETTING}{name}"] = _numbers(values)
+    columns |= {f"{SETTING}{name}": _numbers(settings[:, i]) for i, name in enumerate(names)}
     columns["sample"] = _bytes([line.sample for line in moves])
     columns["state_sample"] = _bytes([line.state_sample for line in moves])
     return _table(columns)
+
+
+def _rows(
+    things: Sequence[Any], names: Sequence[str], get: Callable[[Any, str], float]
+) -> Float[np.ndarray, "m k"]:  # fmt: skip
+    """The named numbers of some things, one row each. Most of the things are one and the same."""
+    places = {id(thing): i for i, thing in enumerate(things)}
+    distinct = {place: i for i, place in enumerate(places.values())}
+    rows = [[get(things[place], name) for name in names] for place in distinct]
+    which = np.array([distinct[places[id(thing)]] for thing in things], np.int64)
+    return np.array(rows, np.float64).reshape(len(rows), len(names))[which]
 
 
 def visits_table(visits: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -21,7 +21,7 @@ from dualform.types import DType
 
 from .book import Book
 from .gradients import Follower, Opened
-from .layers import Call, Found
+from .layers import Call, Found, Point
 from .notes import Batch, Notes
 from .patch import columns_for
 from .plan import Plan, Recorded, Use
@@ -35,11 +35,12 @@ FIRST = 64
 
 
 class Forward(NamedTuple):
-    """A call of a module that has run forwards: with its batch, its place among the calls of that batch, and the
-    parameters of each map that are trained.
+    """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
+    that batch, and the parameters of each map that are trained.
     """
 
     call: Call
+    points: int
     uses: Sequence[Use]
     batch: Batch
     number: int
@@ -100,7 +101,9 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
-    def _forward(self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call) -> None:
+    def _forward(
+        self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
+    ) -> None:
         trained = []
         for some in held:
             mine = []
@@ -118,8 +121,8 @@ class Passes:
         batch, name = self.notes.batch, recorded.uses[0].info.name
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        forward = Forward(call, recorded.uses, batch, number, trained)
-        for i, point in enumerate(call.points):
+        forward = Forward(call, len(points), recorded.uses, batch, number, trained)
+        for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
     def _error(self, forward: Forward, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
@@ -134,7 +137,7 @@ class Passes:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
         known = under_way.calls.get(id(forward))
         if known is None:
-            known = under_way.calls[id(forward)] = forward, [None] * len(forward.call.points)
+            known = under_way.calls[id(forward)] = forward, [None] * forward.points
             for mine in forward.trained:
                 for follower in mine:
                     if follower not in under_way.opened:

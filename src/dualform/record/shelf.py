@@ -242,6 +242,8 @@ class Shelf:
 
 def _scales(found: Sequence[Found]) -> list[float]:
     """The gradient scale of each parameter; where all watched entries were zero, that of the others."""
+    if all(each.scale is not None for each in found):
+        return [each.scale or 0.0 for each in found]
     known = [each.scale for each in found if each.scale is not None and each.factors]
     common = float(np.median(known)) if known else 1.0
     return [common if each.scale is None else each.scale for each in found]

@@ -1,6 +1,6 @@
 """From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,8 @@ class Steps:
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
-        self._last: Transition | None = None
+        self._rule: Rule | None = None
+        self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
         """Put the hooks in place; returns their handles."""
@@ -66,10 +67,10 @@ class Steps:
             return  # the loss scaler tells a fused optimiser to skip this step …
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
-        staged = []
+        staged, owner, mine = [], self.plan.owner, self.plan.rules.index(rule)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self.plan.owner.setdefault(id(parameter), self.plan.rules.index(rule))
+                owner.setdefault(id(parameter), mine)
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     continue
@@ -78,10 +79,9 @@ class Steps:
                     continue
                 self._look_at(follower, parameter.grad)
                 settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
-                transition = rule.transition(settings) if rule else None
-                if transition == self._last:  # most steps are alike: objects that are kept cost time, too
-                    transition = self._last
-                self._last = transition
+                if settings != self._last[1] or rule is not self._rule:  # most steps are alike
+                    self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
+                transition, settings = self._last
                 staged.append(Moved(follower, follower.passes, transition, settings, inner))
                 if follower.name in self.book.accounts:
                     assert transition is not None

@@ -9,9 +9,13 @@ from dualform.types import Transition
 
 from .protocol import Rule, Settings, numbers
 
+_NUMBERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+
 
 def _settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
-    return {**numbers(group, state), "fresh": float(state.get("momentum_buffer") is None)}
+    found = {name: float(group[name]) for name in _NUMBERS}  # all that there are, without a search at every step
+    found["fresh"] = float(state.get("momentum_buffer") is None)
+    return found
 
 
 def sgd(s: Settings) -> Transition:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kind import AfterForward, Call, Found, Key, Map, argument, kept, point_of
+from .kind import AfterForward, Found, Key, Map, Pointed, argument, kept, point_of
 
 
 class ConvCall:
     """The key of a position is its patch, unfolded; the error the gradient at that position of the output."""
 
-    def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor, output: Tensor) -> None:
-        self.module, self.x, self.points, self.size = module, x, (point_of(output),), output.shape
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor, size: torch.Size) -> None:
+        self.module, self.x, self.size = module, x, size
 
     def inputs(self) -> Sequence[Key]:
         """One patch a position."""
@@ -71,10 +71,10 @@ class Convolution(AfterForward):
             )
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
         x = kept(argument(args, kwargs, 0, "input"), output.dtype, module.weight.requires_grad)
-        return ConvCall(module, x, output)
+        return ConvCall(module, x, output.shape), (point_of(output),)

@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .kind import AfterForward, Call, Found, Key, Map, argument, point_of
+from .kind import AfterForward, Found, Key, Map, Pointed, argument, point_of
 
 
 class EmbeddingCall:
     """The key is the token, the error the gradient at its vector."""
 
-    def __init__(self, module: nn.Embedding, tokens: Tensor, output: Tensor) -> None:
-        self.module, self.tokens, self.points = module, tokens, (point_of(output),)
+    def __init__(self, module: nn.Embedding, tokens: Tensor) -> None:
+        self.module, self.tokens = module, tokens
 
     def inputs(self) -> Sequence[Key]:
         """The tokens."""
@@ -58,9 +58,10 @@ class Embedding(AfterForward):
             return "is an nn.Embedding with sparse=True; record it with sparse=False, which trains the same weights."
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
         assert isinstance(module, nn.Embedding)
-        return EmbeddingCall(module, argument(args, kwargs, 0, "input").detach().clone(), output)
+        tokens = argument(args, kwargs, 0, "input").detach().clone()
+        return EmbeddingCall(module, tokens), (point_of(output),)

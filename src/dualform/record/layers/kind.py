@@ -53,19 +53,18 @@ class Found(NamedTuple):
 
 @runtime_checkable
 class Call(Protocol):
-    """One call of a module, in between its forward and its backward step."""
+    """One call of a module, in between its forward and its backward step.
 
-    @property
-    def points(self) -> Sequence[Point]:
-        """Where errors show."""
-        ...
+    It holds nothing of autograd's graph: hooks in the graph hold the call, and a ring would stay in memory, with the
+    inputs of its batch, until Python looks for rings.
+    """
 
     def inputs(self) -> Sequence[Key]:
         """The inputs of its maps."""
         ...
 
     def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
-        """The same with their errors, from those at all points (None where none came)."""
+        """The same with their errors, from those at all its points (None where none came)."""
         ...
 
     def shape(self, output: Tensor) -> Tensor:
@@ -73,7 +72,10 @@ class Call(Protocol):
         ...
 
 
-Watch = Callable[[Call], None]
+Pointed = tuple[Call, Sequence[Point]]
+"""A call, and where its errors will show."""
+
+Watch = Callable[[Call, Sequence[Point]], None]
 """Told of every call that may become slots."""
 
 
@@ -111,13 +113,13 @@ class AfterForward:
         """Look at inputs and outputs."""
         return [module.register_forward_hook(partial(self._after, watch), prepend=True, with_kwargs=True)]
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """What a forward pass was; None if no gradient will come back."""
         raise NotImplementedError
 
     def _after(self, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if torch.is_grad_enabled() and (found := self.call(module, args, kwargs, output)) is not None:
-            watch(found)
+            watch(*found)
 
 
 def point_of(output: Tensor) -> Point:

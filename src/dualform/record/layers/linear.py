@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .kind import AfterForward, Call, Found, Key, Map, argument, kept, point_of
+from .kind import AfterForward, Found, Key, Map, Pointed, argument, kept, point_of
 
 
 class LinearCall:
     """The key is the input, the error the gradient at the output."""
 
-    __slots__ = ("key", "points")
+    __slots__ = ("key",)
 
-    def __init__(self, key: Tensor, output: Tensor) -> None:
-        self.key, self.points = key, (point_of(output),)
+    def __init__(self, key: Tensor) -> None:
+        self.key = key
 
     def inputs(self) -> Sequence[Key]:
         """The input."""
@@ -46,13 +46,13 @@ class Linear(AfterForward):
             return "is a LazyLinear without weights yet. Run one batch through the model before recording."
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
         x: Tensor = args[0] if args else argument(args, kwargs, 0, "input")
         weight: Tensor = module._parameters["weight"]  # pyright: ignore[reportAssignmentType]
-        return LinearCall(kept(x, output.dtype, weight.requires_grad), output)
+        return LinearCall(kept(x, output.dtype, weight.requires_grad)), (point_of(output),)
 
 
 class TurnedLinear(Linear):

@@ -73,15 +73,8 @@ _refuse_compiled._torchdynamo_disable = True  # pyright: ignore[reportFunctionMe
 class MultiheadCall:
     """The rows of each projection, time first. A projection of the query alone fills a part of the errors."""
 
-    def __init__(self, module: nn.MultiheadAttention, seen: Sequence[Projection], batch: int) -> None:
-        self.module, self.batch, self._uses = module, batch, []
-        points: list[Point] = []
-        for x, weight, output in seen:
-            place = _place(module, weight)
-            if place is not None and output.requires_grad:
-                self._uses.append((*place, kept(x, output.dtype, weight.requires_grad)))
-                points.append(point_of(output))
-        self.points: Sequence[Point] = points
+    def __init__(self, module: nn.MultiheadAttention, uses: Sequence[tuple[int, int, Tensor]], batch: int) -> None:
+        self.module, self.batch, self._uses = module, batch, uses
 
     def inputs(self) -> Sequence[Key]:
         """What each projection was given."""
@@ -102,6 +95,19 @@ class MultiheadCall:
     def shape(self, output: Tensor) -> Tensor:
         """Time first."""
         return output.unflatten(0, (-1, self.batch))
+
+
+def _uses(
+    module: nn.MultiheadAttention, seen: Sequence[Projection]
+) -> tuple[list[tuple[int, int, Tensor]], list[Point]]:
+    """The projections that are trained: map, first row and input of each; and where their errors will show."""
+    uses, points = [], []
+    for x, weight, output in seen:
+        place = _place(module, weight)
+        if place is not None and output.requires_grad:
+            uses.append((*place, kept(x, output.dtype, weight.requires_grad)))
+            points.append(point_of(output))
+    return uses, points
 
 
 def _place(module: nn.MultiheadAttention, weight: Tensor) -> tuple[int, int] | None:
@@ -161,9 +167,9 @@ class Multihead:
             if seeing.seen and output is not None:
                 query: Tensor = argument(args, kwargs, 0, "query")
                 batch = 1 if query.ndim == 2 else query.shape[0 if module.batch_first else 1]
-                call = MultiheadCall(module, seeing.seen, batch)
-                if call.points:
-                    watch(call)
+                uses, points = _uses(module, seeing.seen)
+                if uses:
+                    watch(MultiheadCall(module, uses, batch), points)
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .gates import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
-from .kind import AfterForward, Call, Found, Key, Map, Point, argument
+from .kind import AfterForward, Found, Key, Map, Point, Pointed, argument
 
 
 class RecurrentCall:
     """The keys are [h; x], the errors those at the gates before their nonlinearity: one row a time step."""
 
-    def __init__(self, module: nn.RNNBase, x: Sequences, state: State, output: Any) -> None:
-        self.module, self.x, self.state, self.output = module, _held(x), _held(state), _held(output[0])
-        outputs = _tensors(output)
-        self._places = [i for i, tensor in enumerate(outputs) if tensor.requires_grad]
-        self.points: Sequence[Point] = [_point(outputs[i]) for i in self._places]
+    def __init__(
+        self, module: nn.RNNBase, x: Sequences, state: State, output: Sequences, places: Sequence[int]
+    ) -> None:
+        self.module, self.x, self.state, self.output = module, _held(x), _held(state), _held(output)
+        self._places = places
 
     def inputs(self) -> Sequence[Key]:
         """The inputs of the gates, time first."""
@@ -63,12 +63,15 @@ class Recurrent(AfterForward):
         """Dropout between the layers leaves no trace."""
         return refusal(module)
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Call | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """Its inputs and its outputs."""
         assert isinstance(module, nn.RNNBase)
-        if not any(tensor.requires_grad for tensor in _tensors(output)):
+        outputs = _tensors(output)
+        places = [i for i, tensor in enumerate(outputs) if tensor.requires_grad]
+        if not places:
             return None
-        return RecurrentCall(module, argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "hx"), output)
+        x, state = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "hx")
+        return RecurrentCall(module, x, state, output[0], places), [_point(outputs[i]) for i in places]
 
 
 def _tensors(output: Any) -> list[Tensor]:
