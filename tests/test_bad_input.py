@@ -282,12 +282,6 @@ def record_over_an_app(scene: Scene, **options: Any) -> None:
     record_model(scene, scene.model, path=app, **options)
 
 
-def in_two_optimisers(scene: Scene) -> None:
-    model = named(fc=linear())
-    weight, bias = model.get_parameter("fc.weight"), model.get_parameter("fc.bias")
-    record_model(scene, model, [optim.SGD([weight], lr=0.1), optim.SGD([bias], lr=0.1)])
-
-
 def in_a_big_layer(scene: Scene) -> None:
     """One NaN among 6,000 entries, too many to be searched at each step: it is found before anything is written.
 
@@ -505,8 +499,6 @@ RECORDING = [
          lambda s: record_model(s, s.model, sgd(s.model.get_submodule("fc2")), layers=["fc1"])),
     Case("a model without layers of a known kind", NothingToRecord, ("Sequential", "[]"),
          lambda s: record_model(s, named(norm=nn.LayerNorm(3)))),
-    Case("weight and bias in two optimisers", UnsupportedOptimizer, ("'fc'", "different optimisers", "'nothing'"),
-         in_two_optimisers),
     Case("a bilinear layer", UnsupportedLayer, ("'two'", "nn.Bilinear", "no dual form", "keep={'two': 'nothing'}"),
          lambda s: record_model(s, named(two=nn.Bilinear(3, 3, 3)))),
     Case("an embedding that is shortened", UnsupportedLayer, ("'embed'", "max_norm=1", "keep={'embed': 'nothing'}"),

@@ -71,6 +71,8 @@ class Passes:
         """Where slots lie until they are written."""
         self.bytes = 0
         """How much they are by now."""
+        self.backwards = 0
+        """The backward passes that added to gradients."""
         self.open = True
         expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
         self._stages = {
@@ -161,6 +163,7 @@ class Passes:
                         new.append(self._take(forward, found, opened))
         if rooms := [each for each in new if each[1]]:
             self._encode(rooms)
+        self.backwards += bool(added)
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 

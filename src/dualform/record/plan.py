@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from torch import Tensor, nn, optim
 
-from dualform.errors import NothingToRecord, UnsupportedLayer, UnsupportedOptimizer
+from dualform.errors import NothingToRecord, UnsupportedLayer
 from dualform.memory import STORED, bytes_a_row
 from dualform.rules import Rule, rule_for
 from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo, Piece
@@ -132,8 +132,6 @@ def make_plan(
     saved = model.state_dict()
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    for info in infos:
-        _one_optimizer(info, {owner[id(tensors[n])] for n in info.parameters if id(tensors[n]) in owner})
     kinds = _kinds(infos) if rules is not None else {}
     parameters = []
     for name, tensor in tensors.items():
@@ -225,12 +223,3 @@ def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
             kind = {"slots": kind, "ledger": "ledger"}.get(layer.keep, "rest")
             kinds[name] = "rest" if kinds.get(name) == "rest" else kind
     return {name: kind for name, kind in kinds.items() if kind != "rest"}
-
-
-def _one_optimizer(layer: LayerInfo, owners: set[int]) -> None:
-    if len(owners) > 1:
-        raise UnsupportedOptimizer(
-            f"the weight and the bias of '{layer.name}' are in different optimisers, so its slots would belong to two "
-            "steps. Put them into one optimiser (two parameter groups are fine), or leave the layer out with "
-            f"keep={{{layer.name!r}: 'nothing'}}."
-        )

@@ -68,21 +68,32 @@ class Shelf:
         self._broken: NonFiniteGradient | None = None
         self._fresh(Arena())
 
-    def add(self, step: int, moved: Sequence[Moved]) -> None:
-        """Take a complete step."""
+    def holds(self, step: int) -> bool:
+        """Whether a step waits here, so that another optimiser can still take its part in it."""
+        return bool(self._steps) and self._steps[-1][0] == step
+
+    def add(self, step: int, moved: Sequence[Moved], whole: bool = True) -> None:
+        """Take a step, or another optimiser's part of the last one. It is not ``whole`` while gradients wait for
+        further optimisers; then there is no hurry.
+        """
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
                     if slots.layer.keep == "ledger" and not slots.batch.done:
                         self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
                     slots.batch.done = True
-        self._steps.append((step, moved))
+        if self.holds(step):
+            self._steps[-1] = step, [*self._steps[-1][1], *moved]
+        else:
+            self._steps.append((step, moved))
         self.pending.last = step
         if self.rest.due(step) and not self.plan.ledger_only:
             self.pending.keep(self.rest.changed(step))
-        if len(self._steps) >= DIGEST_STEPS:
+        patience = 1 if whole else 2
+        if len(self._steps) >= patience * DIGEST_STEPS:
             self._digest()
-        full = self.passes.bytes + self.pending.kept >= SHARD_BYTES or time.monotonic() - self._since > SHARD_SECONDS
+        waiting = self.passes.bytes + self.pending.kept, time.monotonic() - self._since
+        full = waiting[0] >= patience * SHARD_BYTES or waiting[1] > patience * SHARD_SECONDS
         if full and not self.plan.ledger_only:
             self.hand_over()
 

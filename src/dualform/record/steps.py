@@ -1,4 +1,8 @@
-"""From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up."""
+"""From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up.
+
+Optimisers that step one after the other, without a backward pass in between, take one step of the memory together (Muon
+for the matrices, AdamW for all else).
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,6 +35,11 @@ class Steps:
         self.plan, self.notes, self.book = plan, notes, passes.book
         self.samples, self.marks, self.shelf = samples, marks, shelf
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
+        self._passes = passes
+        self._together: list[optim.Optimizer] = []
+        """The optimisers that took their part in the last step."""
+        self._backwards = 0
+        """The backward passes by then."""
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
         self._rule: Rule | None = None
@@ -91,6 +100,11 @@ class Steps:
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
         self._staged = staged
 
+    def _joins(self, optimizer: optim.Optimizer) -> bool:
+        """Whether a step of an optimiser is a part of the last one."""
+        others = self._together and all(each is not optimizer for each in self._together)
+        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
+
     def _look_at(self, follower: Follower, grad: Tensor) -> None:
         finite = follower.entries is None or follower.entries.seen.finite(follower.read(grad))
         if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
@@ -126,10 +140,13 @@ class Steps:
         staged, self._staged = self._staged, None
         if staged is None:
             return
-        self.marks.step += 1
+        if not self._joins(optimizer):
+            self.marks.step += 1
+            self._together, self._backwards = [], self._passes.backwards
+        self._together.append(optimizer)
         self.book.take_step(self._booked)
         for each in staged:
             state = optimizer.state.get(each.follower.parameter, {})
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes = []
-        self.shelf.add(self.marks.step, staged)
+        self.shelf.add(self.marks.step, staged, whole=len(self.plan.rules) == 1 or not self._passes.waiting)
