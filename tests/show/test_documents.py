@@ -13,6 +13,7 @@ from dualform.errors import DataNotFound
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRAINERS = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
 FINETUNING = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
@@ -37,6 +38,18 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path, monkeypatch, caps
 def test_the_quickstart_of_the_readme_is_the_one_in_the_examples():
     example = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
     assert example.split('"""\n\n', 1)[1] == blocks(README, "python")[0]
+
+
+def test_the_network_on_images_prints_what_the_page_on_trainers_shows(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("lightning", reason="the extra lightning is not installed")
+    monkeypatch.chdir(tmp_path)
+    code = next(text for text in blocks(TRAINERS, "python") if "class Net" in text)
+    shown = next(text for text in blocks(TRAINERS) if "rebuilt" in text)
+    exec(compile(code, "trainers.md", "exec"), {"__name__": "images"})
+    printed = "\n".join(capsys.readouterr().out.splitlines()[-len(shown.splitlines()) :])  # after Lightning's own
+    assert NUMBER.sub("#", printed).strip() == NUMBER.sub("#", shown).strip()
+    steps, error = map(float, NUMBER.findall(printed)[:2])
+    assert steps == 100 and error < 1e-4
 
 
 def fine_tune(monkeypatch, capsys, folder: Path, *arguments: str) -> list[str]:
