@@ -616,12 +616,13 @@ def test_the_options_are_those_of_record(tmp_path):
         recorder(tmp_path, layer=["lm_head"])
 
 
-def test_training_on_several_devices_is_refused(tmp_path):
-    args: Any = SimpleNamespace(world_size=2, n_gpu=0)
+@pytest.mark.parametrize("how", [{"n_gpu": 2}, {"fsdp": "full_shard"}, {"deepspeed": {"zero": 3}}], ids=str)
+def test_a_model_that_no_process_has_whole_is_refused(tmp_path, how):
+    args: Any = SimpleNamespace(**{"n_gpu": 0, "fsdp": [], "deepspeed": None, **how})
     nothing: Any = None
     callback = recorder(tmp_path)
     callback._training = True
-    with pytest.raises(RecordError, match="2 devices"):
+    with pytest.raises(RecordError, match=r"2 devices|FSDP|DeepSpeed"):
         callback.on_train_begin(args, nothing, nothing)
 
 

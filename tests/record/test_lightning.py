@@ -413,9 +413,9 @@ def test_the_options_are_those_of_record(tmp_path):
         recorder(tmp_path, layer=["net.3"])
 
 
-def test_training_on_several_devices_is_refused(tmp_path):
-    two: Any = SimpleNamespace(world_size=2)
-    with pytest.raises(RecordError, match="2 devices"):
+def test_a_model_that_no_process_has_whole_is_refused(tmp_path):
+    two: Any = SimpleNamespace(world_size=2, strategy=L.strategies.FSDPStrategy())
+    with pytest.raises(RecordError, match="FSDPStrategy"):
         recorder(tmp_path).on_train_start(two, module())
 
 

@@ -8,7 +8,8 @@ from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unl
 from .glimpse import Glimpse
 from .layout import INDEX, bytes_a_row, columns_of, matrix_of, of_columns, parts_of, piece_of, places
 from .ledgers import LedgerEntry, LedgerState
-from .manifest import Manifest, Shard, load_manifest
+from .manifest import Manifest, Shard, read_manifest
+from .parts import cut, load_manifest, part_of
 from .samples import sample_of, sampled, samples_at
 from .schedule import Moves
 from .store import Store
@@ -44,14 +45,17 @@ __all__ = [
     "bytes_a_row",
     "claim",
     "columns_of",
+    "cut",
     "encode",
     "encode_into",
     "load_manifest",
     "matrix_of",
     "of_columns",
+    "part_of",
     "parts_of",
     "piece_of",
     "places",
+    "read_manifest",
     "refuse_foreign",
     "remove_memory",
     "remove_unlisted",

@@ -1,5 +1,6 @@
 """Slots in memory: the calls they came from, and some consecutive ones at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,6 +96,27 @@ class Block:
             calls=self.calls,
             layer=self.layer,
         )
+
+
+def join_blocks(blocks: Sequence[Block]) -> Block:
+    """Some blocks of one layer as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    first = blocks[0]
+    return Block(
+        slots=np.concatenate([block.slots for block in blocks]),
+        keys=torch.cat([block.keys for block in blocks]),
+        key_scale=_scales([(block.key_scale, len(block.slots)) for block in blocks]),
+        errors=None if first.errors is None else torch.cat([b.errors for b in blocks if b.errors is not None]),
+        error_scale=_scales([(block.error_scale, len(block.slots)) for block in blocks]),
+        calls=first.calls,
+        layer=first.layer,
+    )
+
+
+def _scales(found: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
+    known = next((scale for scale, _ in found if scale is not None), None)
+    return None if known is None else torch.cat([known.new_ones(m) if scale is None else scale for scale, m in found])
 
 
 def _some(tensor: Tensor | None, index: Tensor | slice) -> Tensor | None:

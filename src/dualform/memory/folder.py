@@ -8,7 +8,8 @@ from filelock import FileLock, Timeout
 
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryLocked, NotAMemory, WriteError
 
-from .manifest import FORMAT, NAME, Manifest, load_manifest
+from .manifest import FORMAT, NAME, Manifest
+from .parts import RANKS, load_manifest
 
 INIT = "init.safetensors"
 PARTS = ("shards", "calls", "visits", "steps", "snapshots", "ledger")
@@ -59,6 +60,8 @@ def claim(folder: Path) -> FileLock:
 def remove_memory(folder: Path) -> None:
     """Remove the files of a memory: the manifest first, so that it is whole or gone; what it is known by last."""
     (folder / NAME).unlink(missing_ok=True)
+    for part in sorted((folder / RANKS).glob("[0-9]" * 4)):
+        remove_memory(part)
     for file in _files(folder):
         file.unlink()
     (folder / INIT).unlink(missing_ok=True)

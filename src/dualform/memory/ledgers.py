@@ -1,6 +1,6 @@
 """A ledger on disk: the parts of each parameter, one for each group, as they stood after a step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .files import FileEntry
-from .tensors import map_tensors, write_tensors
+from .tensors import write_tensors
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ def write_ledger(folder: Path, step: int, state: LedgerState) -> LedgerEntry:
     return LedgerEntry(step, state.column, state.groups, state.visits, state.moves, name, file)
 
 
-def read_ledger(folder: Path, entry: LedgerEntry, first: Mapping[str, Tensor]) -> LedgerState:
-    """Read a ledger."""
-    tensors = map_tensors(folder / entry.name)
+def read_ledger(tensors: Mapping[str, Tensor], entry: LedgerEntry, first: Mapping[str, Tensor]) -> LedgerState:
+    """A ledger of the tensors in its file; ``first`` are the parameters as recording began."""
     return LedgerState(
         entry.column,
         entry.groups,
@@ -58,4 +57,33 @@ def read_ledger(folder: Path, entry: LedgerEntry, first: Mapping[str, Tensor]) -
         {key.removesuffix("#parts"): t for key, t in tensors.items() if key.endswith("#parts")},
         {key.removesuffix("#buffers"): t for key, t in tensors.items() if key.endswith("#buffers")},
         first,
+    )
+
+
+def add_parts(states: Sequence[LedgerState]) -> LedgerState:
+    """The ledgers that several processes kept of one training, added up."""
+    if len(states) == 1:
+        return states[0]
+    groups = tuple(dict.fromkeys(name for state in states for name in state.groups))
+    place = {name: i for i, name in enumerate(groups)}
+    visits = [0] * len(groups)
+    for state in states:
+        for name, count in zip(state.groups, state.visits, strict=True):
+            visits[place[name]] += count
+
+    def total(of: Callable[[LedgerState], Mapping[str, Tensor]], name: str) -> Tensor:
+        out = of(states[0])[name].new_zeros(1 + len(groups), *of(states[0])[name].shape[1:])
+        for state in states:
+            out[[0, *(1 + place[group] for group in state.groups)]] += of(state)[name]
+        return out
+
+    names = tuple(states[0].weights)
+    return LedgerState(
+        states[0].column,
+        groups,
+        tuple(visits),
+        states[0].moves,
+        {name: total(lambda state: state.weights, name) for name in names},
+        {name: total(lambda state: state.buffers, name) for name in names},
+        states[0].first,
     )

@@ -22,6 +22,9 @@ A memory is a folder::
                                  optimiser's state of them ("<name>#buffer@<step>")
     ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), what is left of the
                                  beginning first, and the same of the optimiser's buffer, "<name>#buffers"
+    ranks/0001/                  what process 1 of several recorded, if there were several ("ranks" in the manifest):
+                                 shards, calls, visits and its part of a ledger, with a manifest of its own. A step
+                                 counts when all of them hold it; parts of a ledger are added up
 
 Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
 ``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
@@ -69,7 +72,7 @@ class Shard:
 
     def file(self, kind: str) -> str | None:
         """Its file of a kind ("calls", "snapshots", …), if it has one."""
-        return next((name for name in self.files if name.startswith(f"{kind}/")), None)
+        return next((name for name in self.files if name.rsplit("/", 2)[-2] == kind), None)
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,21 @@ class Manifest:
     """The column that ledgers are kept by."""
     ledgers: tuple[LedgerEntry, ...] = ()
     """The last two."""
+    rank: int = 0
+    """Which of the processes that record together wrote this part."""
+    ranks: int = 1
+    """How many there are."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
         """The last complete step."""
         return self.shards[-1].last if self.shards else 0
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """The files of all shards."""
+        return {name: entry for shard in self.shards for name, entry in shard.files.items()}
 
     @property
     def visits(self) -> int:
@@ -140,8 +152,8 @@ def _shard_text(shard: Shard) -> str:
     return _text_of(shard.number, shard.first, shard.last, shard.visits, rest)
 
 
-def load_manifest(folder: Path) -> Manifest:
-    """Read a manifest, or say why not."""
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a folder, or say why not."""
     if not folder.exists():
         raise MemoryNotFound(
             f"there is no memory at {folder}: no such folder. Record one with dualform.record(model, optimizer, path)."
@@ -183,6 +195,8 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         snapshot_every=value["snapshot_every"],
         by=value["by"],
         ledgers=tuple(_ledger(v) for v in value["ledgers"]),
+        rank=value.get("rank", 0),
+        ranks=value.get("ranks", 1),
         versions=value["versions"],
     )
 

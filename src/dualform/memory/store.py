@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,11 +15,12 @@ from dualform.errors import HorizonError, LayerNotFound, NoSteps, UnsupportedOpt
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
-from .calls import Block, Calls
+from .calls import Block, Calls, join_blocks
 from .codec import COMPUTED, STORED, row_scale
 from .files import verify
-from .ledgers import LedgerState, read_ledger
-from .manifest import Manifest, Shard, load_manifest
+from .ledgers import LedgerState, add_parts, read_ledger
+from .manifest import Manifest, Shard
+from .parts import ledgers_by_rank, lines, load_manifest
 from .schedule import NO_MOVES, Moves, Schedule
 from .snapshots import Snapshots
 from .tensors import map_tensors
@@ -42,7 +42,7 @@ class Store:
         self.path = Path(path)
         self.rules = named_rules(rules)
         self.manifest = load_manifest(self.path) if manifest is None else manifest
-        self._files = {name: entry for shard in self.manifest.shards for name, entry in shard.files.items()}
+        self._files = self.manifest.files
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
         self._files |= {entry.name: entry.file for entry in self.manifest.ledgers}
         for name, entry in self._files.items():
@@ -94,25 +94,27 @@ class Store:
             return pa.table(
                 {"visit": pa.array([], pa.int64()), "step": pa.array([], pa.int64()), "row": pa.array([], pa.int64())}
             )
-        return pa.concat_tables(tables, promote_options="permissive")
+        table = pa.concat_tables(tables, promote_options="permissive")
+        return table if self.manifest.ranks == 1 else table.sort_by("visit")
 
     @property
     def _groups_as_visits(self) -> pa.Table:
         """Of a ledger alone nothing is known but its groups: one line each."""
-        entry = self.manifest.ledgers[-1]
-        numbers = pa.array(range(len(entry.groups)), pa.int64())
-        ones = pa.array([1] * len(entry.groups), pa.int64())
-        columns = {"visit": numbers, "step": ones, "row": numbers, entry.column: pa.array(list(entry.groups))}
-        return pa.table(columns).append_column("visits", pa.array(list(entry.visits), pa.int64()))
+        last = self.ledger_state(max(entry.step for entry in self.manifest.ledgers))
+        numbers = pa.array(range(len(last.groups)), pa.int64())
+        ones = pa.array([1] * len(last.groups), pa.int64())
+        columns = {"visit": numbers, "step": ones, "row": numbers, last.column: pa.array(list(last.groups))}
+        return pa.table(columns).append_column("visits", pa.array(list(last.visits), pa.int64()))
 
-    def ledger_state(self, step: int) -> LedgerState:
-        """The ledger as it stood after a step."""
-        for entry in self.manifest.ledgers:
-            if entry.step == step:
-                self._tensors(entry.name)
-                names = [p.name for p in self.manifest.parameters if p.kind == "ledger"]
-                return read_ledger(self.path, entry, {name: self.initial(name) for name in names})
-        kept = [entry.step for entry in self.manifest.ledgers]
+    def ledger_state(self, step: int, rank: int | None = None) -> LedgerState:
+        """The ledger as it stood after a step: all of it, or the part of one process."""
+        entries = ledgers_by_rank(self.manifest.ledgers, step)
+        if entries:
+            names = [p.name for p in self.manifest.parameters if p.kind == "ledger"]
+            first = {name: self.initial(name) for name in names}
+            some = entries.values() if rank is None else [entries[rank]]
+            return add_parts([read_ledger(self._tensors(entry.name), entry, first) for entry in some])
+        kept = sorted({entry.step for entry in self.manifest.ledgers})
         raise HorizonError(
             f"the ledger of the memory at {self.path} was kept at the steps {kept} alone, not at step {step}. Ask for "
             "one of these: memory.at(step)."
@@ -183,13 +185,7 @@ class Store:
         return Calls(start=start, rows=rows, module=module, **columns)
 
     def _tables(self, kind: str) -> list[pa.Table]:
-        return [table for shard in self.manifest.shards if (table := self.lines(shard, kind)) is not None]
-
-    def lines(self, shard: Shard, kind: str) -> pa.Table | None:
-        """The lines of a shard's table ("calls", "visits", "steps") that count; None where it has none."""
-        file = shard.file(kind)
-        field = pa.compute.field  # type: ignore[attr-defined]
-        return None if file is None else pq.read_table(self.path / file).filter(field("step") <= shard.last)
+        return [table for shard in self.manifest.shards if (table := lines(self.path, shard, kind)) is not None]
 
     # ---------------------------------------------------------------------------------------------- tensors
 
@@ -209,10 +205,12 @@ class Store:
         first = 0
         rows = self.block_rows(layer) if rows is None else rows
         for shard in self.manifest.shards:
-            if upto is not None and shard.first > upto:
-                return
             count = shard.slots.get(layer, 0)
-            if not count:
+            later = upto is not None and shard.first > upto
+            if count and later and self.manifest.ranks == 1:
+                return
+            if not count or later:
+                first += count
                 continue
             size = -(-count // -(-count // rows))  # as few parts as possible, and equal ones
             for begin in range(0, count, size):
@@ -221,25 +219,40 @@ class Store:
 
     def step_rows(self, layer: str, step: int) -> int:
         """How many slots of a layer a step used."""
-        begin, end = self._slots_of_step(layer, step)
-        return end - begin
+        return sum(end - begin for _, begin, end in self._slots_of_step(layer, step))
 
     def step_block(self, layer: str, step: int) -> Block | None:
         """The slots of a layer that a step used, with their errors; None if there are none."""
-        begin, end = self._slots_of_step(layer, step)
-        if begin == end:
-            return None
-        ends = self._ends(layer)
-        at = int(np.searchsorted(ends, begin, side="right"))  # all slots of a step are in one shard
-        first = int(ends[at - 1]) if at else 0
-        return self._block(self.manifest.shards[at], layer, first, begin - first, end - first, errors=True)
+        found = []
+        for at, begin, end in self._slots_of_step(layer, step):
+            first = int(self._ends(layer)[at - 1]) if at else 0
+            found.append(self._block(self.manifest.shards[at], layer, first, begin - first, end - first, errors=True))
+        return join_blocks(found) if found else None
 
-    def _slots_of_step(self, layer: str, step: int) -> tuple[int, int]:
-        calls = self.calls(layer)
-        first, last = np.searchsorted(calls.step, [step, step + 1])
-        if first == last:
-            return 0, 0
-        return int(calls.start[first]), int(calls.start[last - 1] + calls.rows[last - 1])
+    def _slots_of_step(self, layer: str, step: int) -> list[tuple[int, int, int]]:
+        """Where the slots of a step lie: in one shard of each process that had any. Its place, and from where to where
+        in the layer.
+        """
+        calls, calls_of, found = self.calls(layer), self._first_calls(layer), []
+        for at in np.flatnonzero((self._stretches[0] <= step) & (step <= self._stretches[1])).tolist():
+            first, last = calls_of[at : at + 2]
+            begin, end = first + np.searchsorted(calls.step[first:last], [step, step + 1])
+            if begin < end:
+                found.append((at, int(calls.start[begin]), int(calls.start[end - 1] + calls.rows[end - 1])))
+        return found
+
+    @cached_property
+    def _stretches(self) -> Int[np.ndarray, "2 s"]:
+        """The first and the last step of each shard."""
+        shards = self.manifest.shards
+        return np.array([[shard.first for shard in shards], [shard.last for shard in shards]], np.int64)
+
+    def _first_calls(self, layer: str) -> Int[np.ndarray, " s1"]:
+        """The first call of each shard, and the number of all calls."""
+        key = ("first calls", layer)
+        if key not in self.cache:
+            self.cache[key] = np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer)))
+        return self.cache[key]
 
     def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
         """The number of slots of a layer up to each shard's end."""

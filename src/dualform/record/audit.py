@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .gradients import Follower, Pass
+from .gradients import Follower, Pass, Product
 
 UNEVEN = (
     "its gradient was changed between backward and step, and not by one common factor (clip_grad_value_, noise, "
@@ -41,7 +41,7 @@ def audit(follower: Follower, steps: Sequence[int], passes: Sequence[Sequence[Pa
     uneven, wrong = np.zeros(len(flat), bool), np.zeros(len(flat), bool)
     for group in _same_entries(flat):
         ratios[group], uneven[group] = _ratios([flat[i] for i in group], follower.eps)
-    if checked := [i for i, each in enumerate(flat) if each.terms is not None]:
+    if checked := [i for i, each in enumerate(flat) if each.terms is not None or each.product is not None]:
         wrong[checked] = [_is_wrong(flat[i], follower.eps) for i in checked]
     for i, each in enumerate(flat):
         if uneven[i]:
@@ -92,17 +92,22 @@ def _ratios(passes: Sequence[Pass], eps: float) -> tuple[Float[np.ndarray, " p"]
 
 def _is_wrong(added: Pass, eps: float) -> bool:
     """Whether what a pass added is not the product of its slots, beyond what rounding explains."""
-    seen = added.entries.seen
+    seen, (total, size, rows, finest) = added.entries.seen, added.product or product_of(added)
     after = seen.values([added.after])[0]
-    total, size, rows = np.zeros(len(after)), np.abs(after), 0
+    size = size + np.abs(after)
+    if added.before is not None:
+        before = seen.values([added.before])[0]
+        total, size = total + before, size + np.abs(before)
+    return bool((np.abs(after - total) > (16 + 2 * rows**0.5) * max(eps, finest) * size + 1e-30).any())
+
+
+def product_of(added: Pass) -> Product:
+    """What the slots of a pass add to the watched entries."""
+    total, size, rows = np.zeros(len(added.entries.seen)), np.zeros(len(added.entries.seen)), 0
     for error, key in added.terms or ():
         e, x = error.double().cpu().numpy(), None if key is None else key.double().cpu().numpy()
         product = e if x is None else e * x
         total += product.sum(0)
         size += np.abs(product).sum(0)
         rows += len(e)
-    if added.before is not None:
-        before = seen.values([added.before])[0]
-        total, size = total + before, size + np.abs(before)
-    eps = max([eps, *(slots.eps for slots in added.slots)])
-    return bool((np.abs(after - total) > (16 + 2 * rows**0.5) * eps * size + 1e-30).any())
+    return Product(total, size, rows, max([0.0, *(slots.eps for slots in added.slots)]))

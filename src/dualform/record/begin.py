@@ -1,6 +1,7 @@
 """A new memory: the state that training begins from, and a manifest without steps."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,51 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from dualform.errors import MemoryExists
-from dualform.memory import INIT, SIGN, Manifest, load_manifest, remove_memory, write_tensors
+from dualform.errors import MemoryExists, WriteError
+from dualform.memory import INIT, SIGN, FileEntry, Manifest, load_manifest, remove_memory, write_tensors
 from dualform.rules import Rule
-from dualform.types import DType
 
+from .options import Options
 from .plan import Plan
+from .ranks import Ranks
 from .rest import auto_interval
 
 
 def begin_at(
-    path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None,
-    by: str | None, overwrite: bool,
+    folder: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
 ) -> Manifest:  # fmt: skip
-    """Write the first files of a memory, in place of one that may be overwritten."""
+    """Write the first files of a memory, in place of one that may be overwritten. ``folder`` is where this process
+    writes.
+    """
+    manifest = Manifest(
+        options.dtype,
+        plan.layers,
+        plan.parameters,
+        snapshot_every=options.snapshot_every or auto_interval(plan.rest),
+        by=options.by,
+        rank=ranks.rank,
+        ranks=ranks.world,
+        versions={"dualform": version("dualform"), "torch": torch.__version__},
+    )
+    with ranks.together():
+        if ranks.first:
+            init = _first_file(folder, plan, optimizers, options.overwrite)
+            manifest = replace(manifest, init=init)
+            manifest.save(folder)
+    with ranks.together():
+        if not ranks.first:
+            if not (options.path / "manifest.json").exists():
+                raise WriteError(
+                    f"process {ranks.rank} does not see the memory that the first process began at {options.path}. "
+                    "Choose a path on a disk that all processes share."
+                )
+            manifest.save(folder)
+    return manifest
+
+
+def _first_file(
+    path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], overwrite: bool
+) -> FileEntry:  # fmt: skip
     if (path / "manifest.json").exists() and not overwrite:
         steps = load_manifest(path).steps
         raise MemoryExists(
@@ -33,17 +65,7 @@ def begin_at(
     tensors |= {name: [tensor.detach().cpu()] for name, tensor in plan.tensors.items()}
     for name, states in states_of(plan, optimizers).items():
         tensors |= {f"{name}#{key}": [tensor.detach().cpu()] for key, tensor in states.items()}
-    manifest = Manifest(
-        dtype,
-        plan.layers,
-        plan.parameters,
-        init=write_tensors(path / INIT, tensors),
-        snapshot_every=snapshot_every or auto_interval(plan.rest),
-        by=by,
-        versions={"dualform": version("dualform"), "torch": torch.__version__},
-    )
-    manifest.save(path)
-    return manifest
+    return write_tensors(path / INIT, tensors)
 
 
 def states_of(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:

@@ -2,7 +2,7 @@ r"""The ledger, kept while training runs: one part of the weights for each group
 
 The optimiser's own recurrence runs once for each group, on the group's part of the gradient, with the preconditioner
 that all groups share. The parts and what is left of the beginning add up to the weights, whatever the length of
-training; so does their cost.
+training; so does their cost. Where several processes train, each keeps books of its own rows, and the books add up.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,6 +24,7 @@ from .audit import scale_of
 from .begin import state_tensors
 from .gradients import Follower, Opened
 from .plan import Plan
+from .ranks import Ranks
 from .stage import Slots
 
 MOST = 1 << 12
@@ -93,9 +94,10 @@ class Book:
     """The accounts of all parameters that a ledger explains. ``by`` is the column whose values are the groups."""
 
     def __init__(
-        self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None
-    ) -> None:
-        self.plan, self.by = plan, by
+        self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.plan, self.by, self.ranks = plan, by, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, Account] = {}
@@ -114,7 +116,10 @@ class Book:
         buffer = (
             torch.zeros_like(weight) if buffer is None else buffer.detach().to("cpu", dtype, copy=True).unsqueeze(0)
         )
-        return Account(name, self.plan.tensors[name], rule, weight, buffer, weight[0].clone())
+        first = weight[0].clone()
+        if not self.ranks.first:  # the beginning is in the first process's books
+            weight, buffer = torch.zeros_like(weight), torch.zeros_like(buffer)
+        return Account(name, self.plan.tensors[name], rule, weight, buffer, first)
 
     def _load(self, kept: LedgerState) -> None:
         self.groups, self.visits = {name: i for i, name in enumerate(kept.groups)}, list(kept.visits)
@@ -206,7 +211,7 @@ class Book:
         now = State(parameter.detach(), buffer, shared)
         gradient = parameter.grad.detach() if inner == 1.0 else parameter.grad.detach() * inner
         p, _ = precondition(rule, settings, now, gradient, follower.eps)
-        scale = scale_of(follower) * inner if follower.passes else 0.0
+        scale = scale_of(follower) * inner / self.ranks.world if follower.passes else 0.0
         return Booked(account, t, p if p is None else p.cpu().to(account.weight.dtype), scale)
 
     def take_step(self, booked: Sequence[Booked]) -> None:
@@ -233,6 +238,7 @@ class Book:
         found = {}
         for name, account in self.accounts.items():
             actual, total = account.parameter.detach().cpu(), account.weight.double().sum(0)
+            self.ranks.add_up([total])
             eps = torch.finfo(actual.dtype).eps
             found[name] = agreement(actual, account.first.double(), total, account.moves, eps)
         return found

@@ -6,11 +6,13 @@ is large. While training runs they are only read; what they say is found out lat
 (``audit.py``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dualform.memory import Glimpse, places
@@ -19,6 +21,9 @@ from dualform.types import LayerInfo
 from .stage import Slots
 
 CANDIDATES, SIDE = 1024, 4
+
+SPREAD = 16
+"""Places that are watched in a gradient where several processes must agree on them before they have seen any."""
 
 PATIENCE = 64
 """Passes that are held for a parameter that no optimiser has (it may be given to one later)."""
@@ -54,6 +59,15 @@ Terms = tuple[Tensor, Tensor | None]
 """For each row of a call the watched columns of its error and of its input (of a bias: none), side by side."""
 
 
+class Product(NamedTuple):
+    """What the slots of a pass add to the watched entries, the size of all terms, and how exact these are."""
+
+    total: Float[np.ndarray, " k"]
+    size: Float[np.ndarray, " k"]
+    rows: int
+    eps: float
+
+
 @dataclass(slots=True)
 class Pass:
     """What one backward pass added to a gradient: the watched entries before, right after, and when more happened."""
@@ -69,6 +83,8 @@ class Pass:
     version: int
     """How often the gradient had been changed when the pass was over."""
     later: bytes | None = None
+    product: "Product | None" = None
+    """There where it was found already."""
 
 
 @dataclass(slots=True)
@@ -87,10 +103,10 @@ class Opened:
 
 
 class Follower:
-    """Follows the gradient of one parameter from pass to pass until the step."""
+    """Follows the gradient of one parameter from pass to pass until the step; ``alone``, or as others do it."""
 
-    def __init__(self, name: str, parameter: nn.Parameter) -> None:
-        self.name, self.parameter = name, parameter
+    def __init__(self, name: str, parameter: nn.Parameter, alone: bool = True) -> None:
+        self.name, self.parameter, self.alone = name, parameter, alone
         self.eps = torch.finfo(parameter.dtype).eps
         self.random = np.random.default_rng(parameter.numel())
         self.entries: Entries | None = None
@@ -126,7 +142,7 @@ class Follower:
         grad = self.parameter.grad
         assert grad is not None
         before, checked = opened.now, opened.checked and len(self.passes) == opened.passes  # no other pass within it
-        entries = self.entries or self._choose(grad)
+        entries = self.entries or (self._choose(grad) if self.alone else self._spread())
         after = entries.seen.of(grad)
         if not opened.calls and entries.seen.zero(after):
             entries, before, checked = self._choose(grad), None, False  # look where the gradient is not zero
@@ -155,6 +171,11 @@ class Follower:
             return False
         return grad._version != self.passes[-1].version and not bool(grad.any())
 
+    def look_at(self, where: tuple[tuple[int, ...], int] | None) -> None:
+        """Watch these entries from the next pass on: runs of neighbours, and how long they are."""
+        if where is not None and not self.passes:
+            self._watch(*where)
+
     def look_elsewhere(self) -> None:
         """Watch other entries from the next pass on."""
         if not self.passes:
@@ -176,6 +197,15 @@ class Follower:
         best = some[values.topk(min(SIDE, len(some))).indices]
         width = min(SIDE, size)  # neighbours: they lie in one line of the cache
         begins = (best - best % SIDE).clamp(max=size - width).unique().tolist()
-        seen = Glimpse(begins, width, grad.dtype)
+        return self._watch(begins, width)
+
+    def _spread(self) -> Entries:
+        """Watch the same entries that other processes watch, whatever their gradients are."""
+        size = self.parameter.numel()
+        width = min(SIDE, size)
+        return self._watch(np.unique(self.random.integers(size - width + 1, size=SPREAD)).tolist(), width)
+
+    def _watch(self, begins: Sequence[int], width: int) -> Entries:
+        seen = Glimpse(begins, width, self.parameter.dtype)
         self.entries = Entries(self.name, seen.index.numpy(), seen)
         return self.entries

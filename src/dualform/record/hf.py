@@ -22,7 +22,7 @@ from torch import Tensor, optim
 
 from dualform.errors import NoteError, RecordError, require
 
-from .session import Columns, Session, around, refuse_several
+from .session import Columns, Session, around, refuse_shared
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -87,7 +87,13 @@ class RecordCallback(TrainerCallback):
                 "this callback was added to a trainer that had been made already, so the two do not know each other. "
                 "Pass it to Trainer(callbacks=[…]), or write callback.attach(trainer) in place of add_callback."
             )
-        refuse_several(max(args.world_size, args.n_gpu))
+        shared = {
+            f"{args.n_gpu} devices in one process": args.n_gpu > 1,
+            "FSDP": args.fsdp,
+            "DeepSpeed": args.deepspeed,
+        }
+        for how in (how for how, used in shared.items() if used):
+            refuse_shared(how)
         saved = _kept(state).get(KEY, {}).get("step")
         self.session.begin(kwargs["model"], [_unwrapped(kwargs["optimizer"])], saved)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.errors import require
 
-from .session import Columns, Session, around, refuse_several
+from .session import Columns, Session, around, refuse_shared
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Lightning goes by two names, each with classes of its own."""
@@ -58,7 +58,9 @@ class RecordCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Model and optimisers are as training will use them, and their checkpoint is loaded."""
-        refuse_several(trainer.world_size)
+        how = type(trainer.strategy).__name__
+        if trainer.world_size > 1 and how != "DDPStrategy":
+            refuse_shared(how)
         self.session.begin(pl_module, trainer.optimizers, self._saved)
         if not pl_module.automatic_optimization:  # then a batch may take several steps
             for optimizer in trainer.optimizers:

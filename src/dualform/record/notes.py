@@ -25,12 +25,15 @@ class Batch:
         self.done = False
         self.calls: Counter[str] = Counter()
 
-    def number(self, first: int, step: int) -> Mapping[str, Any]:
-        """Give the examples their visit numbers: the lines of the table, single values not yet repeated."""
+    def number(self, first: int, step: int, row: int = 0) -> Mapping[str, Any]:
+        """Give the examples their visit numbers: the lines of the table, single values not yet repeated.
+
+        ``row`` is the place of the first one in the batch, where several processes have a part of it.
+        """
         assert self.size is not None
         self.visit = first
         rows = np.arange(self.size)
-        return {"visit": rows + first, "step": step, "row": rows, **self.columns}
+        return {"visit": rows + first, "step": step, "row": rows + row, **self.columns}
 
 
 class Notes:

@@ -7,7 +7,7 @@ training every line of Python runs cold, so the hooks there do little, and what 
 at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from .layers import Call, Found, Point
 from .notes import Batch, Notes
 from .patch import columns_for
 from .plan import Plan, Recorded, Use
+from .ranks import Ranks
 from .stage import SHARD_BYTES, Slots, Stage
 
 CHECKED, AT_FIRST = 12, 3
@@ -64,9 +65,9 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book
+        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, ranks: Ranks
     ) -> None:  # fmt: skip
-        self.plan, self.followers, self.notes, self.book = plan, followers, notes, book
+        self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -136,7 +137,7 @@ class Passes:
         if under_way is None:
             under_way = self._tasks[task] = UnderWay()
             self._turn += 1
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, task))
+            _at_the_end(partial(self._ended if self.ranks.alone else self._after_others, task))
         known = under_way.calls.get(id(forward))
         if known is None:
             known = under_way.calls[id(forward)] = forward, [None] * forward.points
@@ -148,6 +149,10 @@ class Passes:
                         under_way.opened[follower] = follower.begin(checked)
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
+
+    def _after_others(self, task: int) -> None:
+        """Come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too."""
+        _at_the_end(partial(self._ended, task))
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
@@ -197,6 +202,11 @@ class Passes:
         for slots, rooms in new:
             slots.finite = all([next(finite) for _ in rooms])
             slots.run.follow(slots.begin, slots.end)
+
+
+def _at_the_end(callback: Callable[[], None]) -> None:
+    """Call it when the backward pass under way is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _replaced(name: str) -> UnsupportedLayer:

@@ -113,6 +113,8 @@ def make_plan(
     rules: Mapping[type, Rule] | None,
 ) -> Plan:
     """Look at the model and its optimisers, and refuse by name what cannot be recorded exactly."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     if hasattr(model, "_orig_mod"):
         raise UnsupportedLayer(
             f"this {type(model).__name__} is compiled already, and hooks on a compiled module never fire. Record the "

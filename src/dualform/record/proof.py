@@ -23,6 +23,7 @@ from dualform.types import LayerInfo
 
 from .patch import Patch, columns_for, sizes_of
 from .plan import Plan
+from .ranks import Ranks
 from .stage import Slots
 
 
@@ -41,8 +42,8 @@ Line = tuple[int, ParameterStep]
 class Proof:
     """Follows all recorded parameters whose rule lets it."""
 
-    def __init__(self, plan: Plan, store: Store, step: int) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, store: Store, step: int, ranks: Ranks) -> None:
+        self.plan, self.ranks = plan, ranks
         self.proofs: dict[str, Scalar | Shaped] = {}
         rules = {name: rule for name in plan.explained if (rule := plan.rule(name)) is None or rule.local}
         for name, state in state_at(store, list(rules), step).items():
@@ -65,6 +66,7 @@ class Proof:
             runs.setdefault(id(each.slots.run), []).append(each)
         for group in runs.values():
             self._add(group)
+        self.ranks.add_up([tensor for proof in self.proofs.values() for tensor in proof.more])
         for name, some in moves.items():
             self.proofs[name].end(some)
 
@@ -102,6 +104,9 @@ class Followed:
         self.eps, self.begun = torch.finfo(first.dtype).eps, first
         self.first, self.state = patch.of(first).double(), state.patch(lambda t: patch.of(t).double())
 
+    more: Sequence[Tensor]
+    """What slots have added since the steps began that are being taken."""
+
     def agree(self, actual: Tensor) -> Agreement:
         """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
         now = actual.detach().cpu()
@@ -138,6 +143,7 @@ class Scalar(Followed):
         self.moves += len(lines)
         weight, buffer = self.state.weight, self.state.buffer
         self.state = State(w * weight + x * buffer, m * weight + y * buffer, {})
+        self.more = torch.zeros_like(weight), torch.zeros_like(weight)
 
     def add(
         self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
@@ -146,12 +152,15 @@ class Scalar(Followed):
         """Take the rows of some calls: the step and factor of each call, and how many rows it has."""
         value = np.array([self._found.get(step, (0.0, 0.0)) for step in steps]) * np.array(factors)[:, None]
         value = value.repeat(sizes, axis=0)
-        self.state.weight.add_(torch.from_numpy(self.product(layer, keys, errors * value[:, :1])))
+        self.more[0].add_(torch.from_numpy(self.product(layer, keys, errors * value[:, :1])))
         if value[:, 1].any():
-            self.state.buffer.add_(torch.from_numpy(self.product(layer, keys, errors * value[:, 1:])))
+            self.more[1].add_(torch.from_numpy(self.product(layer, keys, errors * value[:, 1:])))
 
     def end(self, lines: Sequence[Line]) -> None:
-        """Nothing is left to do."""
+        """Take what the slots added."""
+        self.state.weight.add_(self.more[0])
+        self.state.buffer.add_(self.more[1])
+        self.more = ()
 
 
 class Shaped(Followed):
@@ -159,7 +168,8 @@ class Shaped(Followed):
 
     def begin(self, lines: Sequence[Line]) -> None:
         """Gradients are collected first."""
-        self._gradients = {step: np.zeros(self.first.shape) for step, _ in lines}
+        self.more = [torch.zeros(self.first.shape, dtype=torch.float64) for _ in lines]
+        self._gradients = {step: gradient.numpy() for (step, _), gradient in zip(lines, self.more, strict=True)}
 
     def add(
         self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
@@ -181,7 +191,7 @@ class Shaped(Followed):
                 gradient = torch.from_numpy(self._gradients[step]).mul_(line.scale)
                 self.state = advance(self.rule, line.transition, line.settings, self.state, gradient, self.eps)
         self.moves += len(lines)
-        self._gradients = {}
+        self._gradients, self.more = {}, ()
 
 
 def _places(layer: LayerInfo, plan: Plan) -> dict[str, slice | None]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from torch import optim
 
 from dualform.errors import HorizonError, ResumeError
@@ -12,34 +11,57 @@ from dualform.memory import (
     Manifest,
     Shard,
     Store,
+    cut,
     load_manifest,
+    part_of,
+    read_manifest,
     remove_unlisted,
     sample_of,
     samples_at,
     verify,
     write_tensors,
 )
-from dualform.types import DType
 
 from .begin import states_of
+from .options import Options
 from .plan import Plan
+from .ranks import Ranks
 from .rest import same_bits
 
 
 def resume_at(
-    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], dtype: DType, snapshot_every: int | None,
-    by: str | None,
+    folder: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
 ) -> Manifest:  # fmt: skip
-    """The memory at ``path`` cut back to ``step``, after seeing that model and optimiser stand there too.
+    """A memory cut back to a step, after seeing that model and optimiser stand there too: the part of it that this
+    process writes to, in ``folder``.
 
     Nothing is changed before all is known to be well; and then the manifest goes first, so that a kill leaves the old
     memory or the new one.
     """
+    path, step = options.path, options.resume
+    assert step is not None
+    with ranks.together():
+        store = _checked(path, step, plan, optimizers, options, ranks)
+    with ranks.together():
+        manifest = read_manifest(folder)
+        shards = [cut(folder, s, step) if s.last > step else s for s in manifest.shards if s.first <= step]
+        number = 1 + max((shard.number for shard in manifest.shards), default=-1)
+        rest = _rest_at(store, step, plan, number) if ranks.first else []
+        shorter = manifest.upto(step, [*shards, *rest])
+        shorter.save(folder)
+        remove_unlisted(folder, shorter)
+    return shorter
+
+
+def _checked(
+    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
+) -> Store:
+    """The memory, if all is well with it up to the step, and with model and optimisers at it."""
     manifest = load_manifest(path)
-    _check_options(path, step, manifest, plan, dtype, snapshot_every, by)
+    _check_options(path, step, manifest, plan, options, ranks)
     store = Store(path, replace(manifest, shards=_upto(manifest, step)), plan.known_rules)
-    for shard in store.manifest.shards:
-        for name, entry in shard.files.items():
+    for name, entry in store.manifest.files.items():
+        if ranks.alone or (path / name).is_relative_to(part_of(path, ranks.rank)):
             verify(path / name, entry, content=True)
     _check_state(store, step, plan, optimizers)
     if plan.in_ledger and step and step not in (kept := [entry.step for entry in manifest.ledgers]):
@@ -47,18 +69,10 @@ def resume_at(
             f"cannot resume at step {step}: the ledger at {path} was kept at {kept}. Start from a checkpoint of one of "
             "these steps; a ledger is kept when you call tape.flush()."
         )
-    begun = [shard for shard in store.manifest.shards if shard.first <= step]
-    shards = [_cut(store, shard, step) if shard.last > step else shard for shard in begun]
-    number = 1 + max((shard.number for shard in manifest.shards), default=-1)
-    shorter = manifest.upto(step, [*shards, *_rest_at(store, step, plan, number)])
-    shorter.save(path)
-    remove_unlisted(path, shorter)
-    return shorter
+    return store
 
 
-def _check_options(
-    path: Path, step: int, manifest: Manifest, plan: Plan, dtype: DType, snapshot_every: int | None, by: str | None
-) -> None:  # fmt: skip
+def _check_options(path: Path, step: int, manifest: Manifest, plan: Plan, options: Options, ranks: Ranks) -> None:
     if not 0 <= step <= manifest.steps:
         raise ResumeError(
             f"cannot resume at step {step}: the memory at {path} holds complete steps up to {manifest.steps}. Start "
@@ -67,9 +81,10 @@ def _check_options(
     for what, mine, theirs in (
         ("other layers", plan.layers, manifest.layers),
         ("other parameters", plan.parameters, manifest.parameters),
-        ("another dtype", dtype, manifest.dtype),
-        ("a ledger by another column", by, manifest.by),
-        ("another snapshot_every", snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
+        ("another dtype", options.dtype, manifest.dtype),
+        ("a ledger by another column", options.by, manifest.by),
+        ("another snapshot_every", options.snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
+        ("another number of processes", ranks.world, manifest.ranks),
     ):
         if mine != theirs:
             raise ResumeError(
@@ -111,21 +126,6 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
             continue
         if not same_bits(tensor, kept_tensor):
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
-
-
-def _cut(store: Store, shard: Shard, step: int) -> Shard:
-    """The part of a shard up to a step; its files stay as they are, only the manifest counts less of them."""
-    calls, visits = store.lines(shard, "calls"), store.lines(shard, "visits")
-    if calls is None:  # a ledger alone: what was kept whole with it belongs to a later step
-        return replace(shard, last=step, files={})
-    inside = calls["step"].to_numpy() <= step
-    layers, rows = calls["layer"].to_numpy(zero_copy_only=False)[inside], calls["rows"].to_numpy()[inside]
-    return replace(
-        shard,
-        last=step,
-        visits=0 if visits is None else int(np.sum(visits["step"].to_numpy() <= step)),
-        slots={layer: int(rows[layers == layer].sum()) for layer in shard.slots},
-    )
 
 
 def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:

@@ -99,13 +99,12 @@ class Session:
         return self._step
 
 
-def refuse_several(processes: int) -> None:
-    """A process only sees its own part of a gradient that several have made together."""
-    if processes > 1:
-        raise RecordError(
-            f"training runs on {processes} devices, and recording works on one: each sees only its own part of the "
-            "gradient that they make together. Train on one device."
-        )
+def refuse_shared(how: str) -> None:
+    """Where a model lies in pieces on several devices, or is copied to them anew for every pass, no process has it."""
+    raise RecordError(
+        f"training runs with {how}, so no process has the whole model and its own part of the batch. Record training "
+        "on one device, or data-parallel training with a process for each (torchrun, DistributedDataParallel)."
+    )
 
 
 @contextmanager

@@ -8,19 +8,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from dualform.errors import NonFiniteGradient
+from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
 from dualform.types import Transition
 
 from .audit import Found, audit
 from .gradients import Follower, Pass
 from .marks import Marks
-from .notes import Notes
+from .meeting import Meeting, Said, glance
+from .notes import Batch, Notes
 from .passes import Passes
 from .plan import Plan
 from .proof import Proof, Used
@@ -32,6 +33,11 @@ SHARD_SECONDS = 60.0
 
 DIGEST_STEPS = 128
 """After so many the waiting steps are looked through, if their shard is not full before."""
+
+WITHOUT_SLOTS = (
+    "it has a gradient, but no recorded call of its layer made it (functional use of the weight, or a gradient left "
+    "over from before?): the memory misses this part"
+)
 
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
@@ -47,6 +53,8 @@ class Moved:
     settings: Mapping[str, float]
     inner: float
     """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
+    bare: bool
+    """Whether it has a gradient that no slots of this process made."""
     sample: bytes = b""
     state_sample: bytes = b""
 
@@ -56,16 +64,17 @@ class Shelf:
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer,
+        writer: Writer, visits: int,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
         self.marks, self.proof, self.writer = marks, proof, writer
-        self.visit = writer.manifest.visits
+        self.ranks, self.visit = passes.ranks, visits
+        self._meet_at, self._full = marks.step + 1, False
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._arenas.put(Arena())
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
         self._digests = 0
-        self._broken: NonFiniteGradient | None = None
+        self._broken: RecordError | None = None
         self._fresh(Arena())
 
     def holds(self, step: int) -> bool:
@@ -89,6 +98,9 @@ class Shelf:
         self.pending.last = step
         if self.rest.due(step) and not self.plan.ledger_only:
             self.pending.keep(self.rest.changed(step))
+        if not self.ranks.alone:
+            self._meet(step if whole else step - DIGEST_STEPS)
+            return
         patience = 1 if whole else 2
         if len(self._steps) >= patience * DIGEST_STEPS:
             self._digest()
@@ -96,6 +108,13 @@ class Shelf:
         full = waiting[0] >= patience * SHARD_BYTES or waiting[1] > patience * SHARD_SECONDS
         if full and not self.plan.ledger_only:
             self.hand_over()
+
+    def _meet(self, step: int) -> None:
+        """Meet the other processes if it is time to: before a shard is full in any of them."""
+        if step >= self._meet_at:
+            self._digest()
+            if self._full and not self.plan.ledger_only:
+                self.hand_over()
 
     def stands_at(self) -> int:
         """The step that the memory stands at if recording ends now: all steps, unless weights are not finite."""
@@ -111,11 +130,17 @@ class Shelf:
         """Give the complete steps to the writer; waits while the disk is behind. The ``ledger`` goes with them where
         the user wants to be able to come back.
         """
+        shard = self._closed(ledger)
+        if shard is not None:
+            self._send(shard)
+
+    def _closed(self, ledger: bool) -> Pending | None:
+        """The shard with all that belongs to it; None where there are no steps."""
         shard = self.pending
         if self._broken:
             raise self._broken
         if not shard.last:
-            return
+            return None
         self._look_for_nan(shard)
         self._digest()
         shard.slots = {
@@ -132,6 +157,9 @@ class Shelf:
         shard.keep(self.stations.due(shard.last, self.passes.bytes))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         shard.certificate = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+        return shard
+
+    def _send(self, shard: Pending) -> None:
         arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
         try:
             reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
@@ -143,9 +171,12 @@ class Shelf:
         self._fresh(arena)
 
     def flush(self) -> None:
-        """Come back when all complete steps are on disk."""
-        self.hand_over(ledger=True)
-        self.writer.wait()
+        """Come back when all complete steps are on disk, in all processes."""
+        shard = self._closed(ledger=True)
+        with self.ranks.others_first():  # so that a ledger of the first is never newer than those of the others
+            if shard is not None:
+                self._send(shard)
+            self.writer.wait()
 
     def _fresh(self, arena: Arena) -> None:
         self._number += 1
@@ -162,7 +193,10 @@ class Shelf:
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
         steps, self._steps = self._steps, []
-        found = self._audit(steps)
+        new = _new_batches(steps)
+        meeting = None if self.ranks.alone else self._talk(steps, new)
+        found = self._audit(steps, meeting)
+        self._number_visits(new, meeting)
         lines: list[tuple[int, ParameterStep]] = []
         used: list[Used] = []
         for step, moved in steps:
@@ -174,7 +208,8 @@ class Shelf:
             ]
             used += [Used(step, *each) for each in _factors(moved, here) if each[0].layer.keep != "ledger"]
         self.proof.take(lines, used)
-        self.pending.steps += lines
+        if self.ranks.first:
+            self.pending.steps += lines
         for each in used:
             self.pending.calls.append(self._call(each))
             self._place(each.slots)
@@ -183,24 +218,54 @@ class Shelf:
             for follower in self.passes.followers.values():
                 follower.look_elsewhere()
 
-    def _audit(self, steps: Iterable[tuple[int, Sequence[Moved]]]) -> dict[tuple[int, Follower], Found]:
-        by_follower: dict[Follower, list[tuple[int, Sequence[Pass]]]] = {}
+    def _talk(self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence["New"]) -> Meeting:
+        """Meet the other processes, and find out when to meet again."""
+        since = self.marks.step - self.pending.first + 1
+        said = Said(
+            self.marks.step,
+            self.notes.types,
+            {(step, each.follower.name): [glance(p) for p in each.passes] for step, moved in steps for each in moved},
+            [(each.step, each.number, each.size) for each in new],
+            self.passes.bytes + self.pending.kept,
+            time.monotonic() - self._since,
+        )
+        try:
+            meeting = Meeting(self.ranks, said)
+        except RecordError as error:
+            self._broken = error
+            raise
+        bytes_a_step, seconds = (
+            max(each) / max(since, 1) for each in zip(*[s[-2:] for s in meeting.said], strict=True)
+        )
+        shard = min(SHARD_BYTES / max(bytes_a_step, 1.0), SHARD_SECONDS / max(seconds, 1e-6))
+        self._full = since + 1 > shard
+        left = shard if self._full else shard - since
+        self._meet_at = self.marks.step + max(1, min(DIGEST_STEPS, int(left)))
+        return meeting
+
+    def _audit(
+        self, steps: Iterable[tuple[int, Sequence[Moved]]], meeting: Meeting | None
+    ) -> dict[tuple[int, Follower], Found]:
+        by_follower: dict[Follower, list[tuple[int, Moved]]] = {}
         for step, moved in steps:
             for each in moved:
-                by_follower.setdefault(each.follower, []).append((step, each.passes))
+                by_follower.setdefault(each.follower, []).append((step, each))
         found = {}
-        for follower, passes in by_follower.items():
-            numbers = [step for step, _ in passes]
-            results = audit(follower, numbers, [some for _, some in passes], self.marks)
+        for follower, moves in by_follower.items():
+            numbers, passes = [step for step, _ in moves], [each.passes for _, each in moves]
+            results = (audit if meeting is None else meeting.audit)(follower, numbers, passes, self.marks)
             found |= {(step, follower): result for step, result in zip(numbers, results, strict=True)}
+            for step, each in moves:
+                if each.bare and (meeting is None or meeting.without_slots(step, follower.name)):
+                    self.marks("without-slots", follower.name, WITHOUT_SLOTS, step)
+            if meeting is not None:
+                follower.look_at(meeting.looks(follower.name))
         return found
 
     def _call(self, used: Used) -> Call:
         """A call with the visits of its rows, if its leading axes tell which."""
         slots = used.slots
         leading, axis, batch = slots.leading, slots.layer.batch_dim, slots.batch
-        if batch.visit < 0:
-            self.pending.visits.append(self._number_visits(slots, used.step))
         visit, size, stride = -1, 1, 1
         if axis < len(leading) and leading[axis] == batch.size:
             visit, size = batch.visit, leading[axis]
@@ -229,13 +294,16 @@ class Shelf:
         else:
             stretches.append((slots.run, slots.begin, slots.end))
 
-    def _number_visits(self, slots: Slots, step: int) -> Mapping[str, Any]:
-        """Give the examples of a batch their visits, the first time a step uses them."""
-        batch, axis = slots.batch, slots.layer.batch_dim
-        if batch.size is None:
-            batch.size = slots.leading[axis if axis < len(slots.leading) else 0]
-        first, self.visit = self.visit, self.visit + batch.size
-        return batch.number(first, step)
+    def _number_visits(self, new: Iterable["New"], meeting: Meeting | None) -> None:
+        """Give the examples of new batches their visits: step by step, and in each those of the first process first."""
+        before = self.visit
+        for each in new:
+            visits, row = (self.visit - before, 0) if meeting is None else meeting.place(each.step, each.number)
+            each.batch.size = each.size
+            self.pending.visits.append(each.batch.number(before + visits, each.step, row))
+            self.visit += each.size
+        if meeting is not None:
+            self.visit = before + meeting.visits
 
     def _not_finite(self) -> list[str]:
         names = (*self.plan.explained, *self.plan.in_ledger)
@@ -249,6 +317,30 @@ class Shelf:
                 "the batches."
             )
             raise self._broken
+
+
+class New(NamedTuple):
+    """A batch that a step uses for the first time: the step, which of its batches, how many examples."""
+
+    step: int
+    number: int
+    size: int
+    batch: Batch
+
+
+def _new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
+    new: dict[int, New] = {}
+    for step, moved in steps:
+        number = 0
+        for each in moved:
+            for added in each.passes:
+                for slots in added.slots:
+                    batch, axis = slots.batch, slots.layer.batch_dim
+                    if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
+                        size = slots.leading[axis if axis < len(slots.leading) else 0]
+                        new[id(batch)] = New(step, number, size if batch.size is None else batch.size, batch)
+                        number += 1
+    return list(new.values())
 
 
 def _scales(found: Sequence[Found]) -> list[float]:

@@ -11,9 +11,11 @@ SHARE = 4
 
 
 class Stations:
-    """Knows when the next one is due. ``states`` gives what the optimisers keep of each explained parameter."""
+    """Knows when the next one is due. ``states`` gives what the optimisers keep of each explained parameter; None where
+    another process keeps the stations.
+    """
 
-    def __init__(self, plan: Plan, states: Callable[[], Mapping[str, Mapping[str, Tensor]]]) -> None:
+    def __init__(self, plan: Plan, states: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None) -> None:
         self.plan, self.states = plan, states
         self.names = [n for n in plan.explained if (rule := plan.rule(n)) is not None and rule.precondition is not None]
         self._since = 0
@@ -24,15 +26,14 @@ class Stations:
         ``bytes_more`` is what slots took since the last call.
         """
         self._since += bytes_more
-        if not self.names:
+        if not self.names or self.states is None:
             return {}
-        found = self._found()
+        found = self._found(self.states())
         if self._since < SHARE * sum(tensor.numel() * tensor.element_size() for tensor in found.values()):
             return {}
         self._since = 0
         return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
-    def _found(self) -> dict[str, Tensor]:
-        states = self.states()
+    def _found(self, states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         found = {name: self.plan.tensors[name] for name in self.names}
         return found | {f"{name}#{key}": t for name in self.names for key, t in states.get(name, {}).items()}

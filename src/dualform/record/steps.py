@@ -53,6 +53,12 @@ class Steps:
             handles.append(optimizer.register_step_post_hook(partial(self._after, rule)))
         return handles
 
+    def _whole(self) -> bool:
+        """Whether no optimiser is likely to join in the last step. All processes must find the same."""
+        if len(self._together) == len(self.plan.rules):
+            return True
+        return self._passes.ranks.alone and not self._passes.waiting
+
     def _before(
         self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:  # fmt: skip
@@ -86,12 +92,12 @@ class Steps:
                 if parameter.grad is None:
                     follower.passes = []
                     continue
-                self._look_at(follower, parameter.grad)
+                bare = self._look_at(follower, parameter.grad)
                 settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
                 if settings != self._last[1] or rule is not self._rule:  # most steps are alike
                     self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
                 transition, settings = self._last
-                staged.append(Moved(follower, follower.passes, transition, settings, inner))
+                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
                 if follower.name in self.book.accounts:
                     assert transition is not None
                     state = optimizer.state.get(parameter, {})
@@ -105,18 +111,12 @@ class Steps:
         others = self._together and all(each is not optimizer for each in self._together)
         return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
 
-    def _look_at(self, follower: Follower, grad: Tensor) -> None:
+    def _look_at(self, follower: Follower, grad: Tensor) -> bool:
+        """See that a gradient is finite, and whether it came from nowhere."""
         finite = follower.entries is None or follower.entries.seen.finite(follower.read(grad))
         if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
             raise self._not_finite(f"the gradient of '{follower.name}' holds")
-        if not follower.passes and bool(grad.any()):
-            self.marks(
-                "without-slots",
-                follower.name,
-                "it has a gradient, but no recorded call of its layer made it (functional use of the weight, or a "
-                "gradient left over from before?): the memory misses this part",
-                self.marks.step + 1,
-            )
+        return not follower.passes and bool(grad.any())
 
     def _look_at_slots(self, staged: Sequence[Moved]) -> None:
         batches = {}
@@ -149,4 +149,4 @@ class Steps:
             state = optimizer.state.get(each.follower.parameter, {})
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes = []
-        self.shelf.add(self.marks.step, staged, whole=len(self.plan.rules) == 1 or not self._passes.waiting)
+        self.shelf.add(self.marks.step, staged, whole=self._whole())

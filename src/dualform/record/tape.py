@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn, optim
 
 from dualform.attend import View, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
-from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, refuse_foreign
+from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
 from dualform.rules import Rule
 from dualform.types import DType, Keep
 
@@ -23,9 +22,11 @@ from .book import Book, states_by_name
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
+from .options import Options
 from .passes import Passes
 from .plan import Plan, make_plan
 from .proof import Proof
+from .ranks import find_ranks
 from .rest import Rest
 from .resume import resume_at
 from .samples import Samples
@@ -35,19 +36,6 @@ from .steps import Steps
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for."""
-
-    path: Path
-    dtype: DType
-    resume: int | None
-    overwrite: bool
-    snapshot_every: int | None
-    by: str | None
-    progress: bool
 
 
 def record(
@@ -94,14 +82,15 @@ def record(
         raise QueryError(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
-    return Tape(plan, optimizers, Options(Path(path), dtype, at, overwrite, snapshot_every, by, progress))
+    averaged = isinstance(model, nn.parallel.DistributedDataParallel)
+    return Tape(plan, optimizers, averaged, Options(Path(path), dtype, at, overwrite, snapshot_every, by, progress))
 
 
 class Tape:
     """A recording under way. Made by :func:`record`; use it as a context manager."""
 
-    def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options) -> None:
-        self.plan, self.optimizers, self.options = plan, optimizers, options
+    def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], averaged: bool, options: Options) -> None:
+        self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
         self._marks = Marks((), options.resume or 0)
         self._handles: list[Any] = []
@@ -121,33 +110,34 @@ class Tape:
         self._notes.note(columns)
 
     def flush(self) -> None:
-        """Come back when all complete steps are on disk. Call it before you save a checkpoint."""
+        """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
+        train, in all of them.
+        """
         self._need_running()
         self._shelf.flush()
 
     def __enter__(self) -> "Tape":
         with ExitStack() as undo:
-            if self.options.resume is None:
-                refuse_foreign(self.path)
-            else:
-                load_manifest(self.path)  # before a folder is made
-            undo.callback(claim(self.path).release)
-            manifest = self._begin()
+            self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
+            undo.callback(ranks.leave)
+            folder = part_of(self.path, ranks.rank)
+            manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step)
             self._notes = Notes(manifest.columns if manifest.shards else None)
-            followers = {name: Follower(name, plan.parameter(name)) for name in plan.followed}
-            store = Store(self.path, manifest, plan.known_rules)
-            kept = store.ledger_state(step) if step and plan.in_ledger else None
-            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept)
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book)
-            rest = Rest(plan.rest, manifest.snapshot_every)
-            samples = Samples({name: plan.tensors[name] for name in plan.explained})
-            proof = Proof(plan, store, step)
-            writer = Writer(self.path, manifest)
+            followers = {name: Follower(name, plan.parameter(name), ranks.alone) for name in plan.followed}
+            store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
+            kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
+            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks)
+            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
+            samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
+            proof = Proof(plan, store, step, ranks)
+            writer = Writer(folder, manifest)
             undo.callback(writer.stop)
-            stations = Stations(plan, partial(states_of, plan, self.optimizers))
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer)
+            stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
+            visits = store.manifest.visits
+            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits)
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
@@ -172,14 +162,23 @@ class Tape:
                 "with dualform.record(model, optimizer, path) as tape: …"
             )
 
-    def _begin(self) -> Manifest:
-        path, plan, about = self.path, self.plan, self.options
-        if about.resume is None:
-            return begin_at(path, plan, self.optimizers, about.dtype, about.snapshot_every, about.by, about.overwrite)
-        return resume_at(path, about.resume, plan, self.optimizers, about.dtype, about.snapshot_every, about.by)
+    def _begin(self, folder: Path, undo: ExitStack) -> Manifest:
+        """A new memory or an old one, with this process's part of it."""
+        path, plan, about, ranks = self.path, self.plan, self.options, self._ranks
+        with ranks.together():
+            if about.resume is not None:
+                load_manifest(path)  # before a folder is made
+            elif ranks.first:
+                refuse_foreign(path)
+        for here in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
+            with ranks.together():
+                if here:
+                    undo.callback(claim(folder).release)
+        begin = begin_at if about.resume is None else resume_at
+        return begin(folder, plan, self.optimizers, about, ranks)
 
     def _say(self) -> None:
-        if self.options.progress:
+        if self.options.progress and self._ranks.first:
             names, dtype = [layer.name for layer in self.plan.layers], self.options.dtype
             Console(stderr=True, highlight=False).print(
                 f"dualform: recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
@@ -196,19 +195,26 @@ class Tape:
     def _close(self) -> None:
         explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
         if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
-            self._shelf.keep(self.step, explained)
+            self._shelf.keep(self.step, explained if self._ranks.first else {})
         self._shelf.flush()
-        self._check_the_others()
+        with self._ranks.together():
+            if self._ranks.first:
+                self._check_the_others()
 
     def _check_the_others(self) -> None:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
         writer = self._shelf.writer
         late = [name for name in self.plan.explained if name not in self._shelf.proof.proofs]
         if late and self.step:
-            store = Store(self.path, writer.manifest, self.plan.known_rules)
+            store = Store(self.path, writer.manifest if self._ranks.alone else None, self.plan.known_rules)
             writer.certify(certify(store, View(self.step), self.plan.tensors, only=late))
 
     def _save_what_is_complete(self) -> None:
+        if not self._ranks.all_here():
+            first = self._shelf.pending.first
+            message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
+            warnings.warn(message, DualformWarning, stacklevel=3)
+            return
         try:
             self._shelf.flush()
         except DualformError as error:

@@ -115,7 +115,7 @@ def _place(module: nn.MultiheadAttention, weight: Tensor) -> tuple[int, int] | N
     base = weight if weight._base is None else weight._base
     for number, own in enumerate(_weights(module)):
         if base is own:
-            return number, weight.storage_offset() // own.shape[1]
+            return number, (weight.storage_offset() - own.storage_offset()) // own.shape[1]
     return None
 
 

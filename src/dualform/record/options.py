@@ -1,0 +1,19 @@
+"""What the user asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualform.types import DType
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a recording."""
+
+    path: Path
+    dtype: DType
+    resume: int | None
+    overwrite: bool
+    snapshot_every: int | None
+    by: str | None
+    progress: bool

@@ -1,0 +1,143 @@
+"""The processes that train one model together (``torchrun``): each records its own part, and now and then they meet.
+
+Processes that name the same path record one memory; those that name paths of their own record alone.
+"""
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from dualform.errors import DualformWarning, RecordError
+
+PATIENCE, SHORT = 60.0, 10.0
+"""Seconds after which one that waits says so; and that one waits which leaves after an error."""
+
+TOGETHER = (
+    "All processes must take the same steps, call tape.flush() and leave the with-block: none of this belongs under "
+    "`if rank == 0`."
+)
+
+
+class Ranks:
+    """This process among those that record one memory. Alone it is rank 0 of 1, and meeting costs nothing."""
+
+    def __init__(self, rank: int = 0, world: int = 1, group: Any = None) -> None:
+        self.rank, self.world, self._group = rank, world, group
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return self.world == 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes what belongs to all."""
+        return self.rank == 0
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each process says, in their order."""
+        if self.alone:
+            return [mine]
+        said: list[Any] = [None] * self.world
+        with self._waiting():
+            dist.all_gather_object(said, mine, group=self._group)
+        return said
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all processes in place of each tensor."""
+        if self.alone or not tensors:
+            return
+        flat = torch.cat([tensor.double().flatten() for tensor in tensors])
+        with self._waiting():
+            dist.all_reduce(flat, group=self._group)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view(tensor.shape))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What one process cannot do, none does."""
+        error = None
+        try:
+            yield
+        except Exception as found:
+            error = found
+        self._agree(error)
+
+    @contextmanager
+    def others_first(self) -> Iterator[None]:
+        """The first process does it when all others are done; all go on when it is done, too. What one cannot do, none
+        does.
+        """
+        error = None
+        if self.first:
+            self._agree(None)
+        try:
+            yield
+        except Exception as found:
+            error = found
+        if not self.first:
+            self._agree(error)
+        self._agree(error if self.first else None)
+
+    def _agree(self, error: Exception | None) -> None:
+        said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, sentence in enumerate(said):
+            if sentence is not None:
+                raise RecordError(f"process {rank} cannot go on. {sentence}")
+
+    def all_here(self) -> bool:
+        """Whether all processes come to this place within a few seconds: after an error some may not."""
+        if self.alone:
+            return True
+        try:
+            dist.monitored_barrier(self._group, timeout=timedelta(seconds=SHORT))
+        except RuntimeError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """There will be no more meetings."""
+        if not self.alone and dist.is_initialized():
+            with suppress(RuntimeError, ValueError):
+                dist.destroy_process_group(self._group)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        message = f"process {self.rank} has been waiting for the others for {PATIENCE:.0f} s. {TOGETHER}"
+        timer = threading.Timer(PATIENCE, warnings.warn, (message, DualformWarning))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except RuntimeError as error:
+            raise RecordError(f"process {self.rank} waited for the others in vain ({error}). {TOGETHER}") from error
+        finally:
+            timer.cancel()
+
+
+def find_ranks(path: Path, *, averaged: bool) -> Ranks:
+    """The processes that record to this path. ``averaged`` where gradients are made by several processes."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return Ranks()
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
+    paths = ranks.gather(os.path.abspath(path))
+    if len(set(paths)) == 1:
+        return ranks
+    ranks.leave()
+    if averaged or len(set(paths)) < len(paths):
+        raise RecordError(
+            f"the processes record to different paths ({sorted(set(paths))}), and they train one model. Give all of "
+            "them the same path; each writes its own part of the memory there."
+        )
+    return Ranks()
