@@ -34,7 +34,7 @@ def hf(folder: Path, world: int) -> nn.Module:
 
     transformers.utils.logging.set_verbosity_error()
     words = torch.randint(WORDS, (EXAMPLES, 6), generator=torch.Generator().manual_seed(0)).tolist()
-    data = [{"input_ids": w, "labels": w, "index": i, "source": f"s{i % 3}"} for i, w in enumerate(words)]
+    data: Any = [{"input_ids": w, "labels": w, "index": i, "source": f"s{i % 3}"} for i, w in enumerate(words)]
     for last in (STOPPED_AT, STEPS):
         torch.manual_seed(0)
         config = transformers.LlamaConfig(
@@ -59,7 +59,8 @@ def hf(folder: Path, world: int) -> nn.Module:
 
 def lightning(folder: Path, world: int) -> nn.Module:
     """A small perceptron, two batches to a step, clipped, with AdamW."""
-    import lightning as L
+    import lightning.pytorch as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     from dualform.record.lightning import RecordCallback
 
@@ -87,7 +88,7 @@ def lightning(folder: Path, world: int) -> nn.Module:
     saved = folder / "checkpoint.ckpt"
     for last in (STOPPED_AT, STEPS):
         record = RecordCallback(folder / "memory", columns=columns, dtype="float64", progress=False)
-        checkpoint = L.pytorch.callbacks.ModelCheckpoint(folder, "checkpoint", every_n_train_steps=SAVED_AT)
+        checkpoint = ModelCheckpoint(folder, "checkpoint", every_n_train_steps=SAVED_AT)
         trainer = L.Trainer(
             accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", max_steps=last, logger=False,
             accumulate_grad_batches=2, gradient_clip_val=0.5, enable_progress_bar=False, enable_model_summary=False,
