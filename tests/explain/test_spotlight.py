@@ -158,7 +158,7 @@ def test_one_pass_gives_the_same_answers_as_many(run):
     answer = spot.ask(layer, top=4, by=("label", "source"), timeline=3, timeline_by="label")
     assert answer.hits is not None and answer.timeline is not None
     assert torch.equal(answer.hits.slots, spot.top(4, layer=layer).slots)
-    assert torch.equal(answer.groups["source"].values, spot.by("source", layer=layer).values)
+    close(answer.groups["source"].values, spot.by("source", layer=layer).values)  # alone they need no scan
     assert torch.equal(answer.timeline.values, spot.timeline("label", layer=layer, stretches=3).values)
 
 

@@ -3,6 +3,7 @@
 from .certify import Agreement, agreement, certify, compared, moves, shaped_parameters
 from .coefficients import coefficients
 from .dual import dual_forward
+from .keysums import fit, key_sums, summed_weights
 from .parameters import entries, explained_layers, initial_part, layer_sums
 from .rebuild import Sum, add_up, dual_output
 from .reduce import Best, GroupSums
@@ -34,7 +35,9 @@ __all__ = [
     "dual_output",
     "entries",
     "explained_layers",
+    "fit",
     "initial_part",
+    "key_sums",
     "layer_sums",
     "move",
     "moves",
@@ -46,5 +49,6 @@ __all__ = [
     "split",
     "state_at",
     "stream",
+    "summed_weights",
     "weights_of",
 ]

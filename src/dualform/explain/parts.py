@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Queries, Split, View, Watch, initial_part, split
+from dualform.attend import Queries, Split, View, Watch, fit, initial_part, key_sums, split, summed_weights
 from dualform.memory import Store, matrix_of
+from dualform.types import LayerInfo
 
 from .answers import Groups
 from .forward import apply
 from .groups import GroupOf, group_slots
+from .ledger import LARGEST
 from .queries import Asked
 
 
@@ -31,13 +33,9 @@ def parts_of(
     queries: Queries,
     column: str,
     groups: GroupOf,
-    values: Float[Tensor, "n G"] | None,
+    values: Float[Tensor, "n G"],
 ) -> Groups:
-    """The sums of a score over groups; for contributions with all else that the whole is made of.
-
-    Without sums they are taken from the groups' parts of the weights.
-    """
-    values = from_ledger(store, view, asked, queries, column, groups) if values is None else values
+    """The sums of a score over groups; for contributions with all else that the whole is made of."""
     answer = Groups(asked.module.name, column, asked.score, asked.target, groups.names, values)
     if asked.score != "contribution":
         return answer
@@ -56,12 +54,62 @@ def parts_of(
     return Groups(answer.layer, column, asked.score, asked.target, groups.names, values, bias, initial, total)
 
 
+def without_scan(
+    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, alone: bool,
+    watch: Watch | None,
+) -> Float[Tensor, "n G"] | None:
+    """The sums of a score over groups where no scan is needed; None where it is, or where it comes anyway as sums are
+    not asked for ``alone``.
+    """
+    if asked.score != "contribution":
+        return sums_of_weights(store, view, asked, queries, column, groups, watch) if alone else None
+    if not through_ledger(store, asked.info, len(queries), groups, alone):
+        return None
+    return from_ledger(store, view, asked, queries, column, groups, watch)
+
+
+def through_ledger(store: Store, info: LayerInfo, queries: int, groups: GroupOf, alone: bool) -> bool:
+    """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
+    that is less work than a scan or a sweep for them ``alone``.
+    """
+    if info.keep == "ledger" or is_shared(store, info):
+        return True
+    weights = sum(store.parameters[name].size for name in info.weights)
+    many = 1 if is_shaped(store, info) else weights / (info.key_size + info.d_out)
+    return alone and 8 * len(groups.names) * weights <= LARGEST and queries > many
+
+
+def is_shared(store: Store, info: LayerInfo) -> bool:
+    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
+    return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
+
+
+def is_shaped(store: Store, info: LayerInfo) -> bool:
+    """Whether a preconditioned rule explains the weights of a layer."""
+    return any(store.shaped(name) for name in info.weights)
+
+
+def sums_of_weights(
+    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, watch: Watch | None
+) -> Float[Tensor, "n G"] | None:
+    """Σα or Σ|α| of each group, through the sums of the groups' keys; None where that cannot be. The sums are kept."""
+    layer, signed = asked.info.name, asked.score == "weight"
+    positive = asked.info.indexed or bool((queries.rows >= 0).all())
+    if not fit(store, layer, len(groups.names)) or not (signed or positive):
+        return None
+    key = ("keys", layer, column, groups.names, view.key, signed)
+    if key not in store.cache:
+        store.cache[key] = key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch)
+    sums = store.cache[key]
+    return None if sums is None else summed_weights(queries, sums, indexed=asked.info.indexed)
+
+
 def from_ledger(
-    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf
+    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, watch: Watch | None
 ) -> Float[Tensor, "n G"]:
     """The contribution of each group through its part of the weights."""
     assert queries.directions is not None
-    parts = kept_split(store, view, asked.info.weights, column, groups)
+    parts = kept_split(store, view, asked.info.weights, column, groups, watch)
     rows, directions, found = queries.rows.double(), queries.directions.double(), []
     for i in range(len(groups.names)):
         matrix = matrix_of(asked.info, {name: part.groups[i] for name, part in parts.items()})

@@ -22,16 +22,15 @@ from dualform.attend import (
     split,
 )
 from dualform.errors import QueryError
-from dualform.memory import Store, matrix_of
+from dualform.memory import matrix_of
 from dualform.types import LayerInfo, ModuleInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
 from .examples import first_axis
 from .forward import Capture, apply, capture
-from .groups import GroupOf, Stretches, group_slots
+from .groups import Stretches, group_slots
 from .hits import hits_of
-from .ledger import LARGEST
-from .parts import group_parts, kept_split, parts_of
+from .parts import group_parts, is_shaped, is_shared, parts_of, without_scan
 from .progress import bar
 from .queries import Asked
 from .targets import Target, target_key
@@ -155,27 +154,24 @@ class Spotlight:
         best = Best(min(top, max(1, store.slots(info.name))), len(queries), score, order) if top else None
         columns = (by,) if isinstance(by, str) else tuple(by)
         groups = {column: group_parts(store, asked, column) for column in columns}
-        ledger = score == "contribution" and through_ledger(store, info, len(queries), top or timeline, groups)
-        sums = {} if ledger else {c: GroupSums(len(g.names), len(queries), score, g) for c, g in groups.items()}
         over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
         times = GroupSums(over.count, len(queries), score, over) if over else None
-        reductions = [each for each in (best, *sums.values(), times) if each is not None]
         with bar(f"attending over {info.name}", store.slots(info.name), progress) as watch:
-            if ledger:
-                for column, g in groups.items():
-                    kept_split(store, view, info.weights, column, g, watch)
+            alone = not (top or timeline)
+            found = {c: without_scan(store, view, asked, queries, c, g, alone, watch) for c, g in groups.items()}
+            known = {c: values for c, values in found.items() if values is not None}
+            sums = {c: GroupSums(len(g.names), len(queries), score, g) for c, g in groups.items() if c not in known}
+            reductions = [each for each in (best, *sums.values(), times) if each is not None]
             if not reductions:
                 pass
             elif score == "contribution" and is_shaped(store, info):
                 scan_backwards(store, info.name, view, queries, reductions, watch)
             else:
                 scan(store, info.name, view, queries, reductions, of_step=self._of_step(info, score), watch=watch)
+        values = known | {column: each.total for column, each in sums.items()}
         return Answer(
             hits_of(store, view, asked, queries, best) if best else None,
-            {
-                c: parts_of(store, view, asked, queries, c, groups[c], sums[c].total if c in sums else None)
-                for c in columns
-            },
+            {c: parts_of(store, view, asked, queries, c, g, values[c]) for c, g in groups.items()},
             _timeline(asked, timeline_by, over, times) if over and times else None,
         )
 
@@ -240,28 +236,6 @@ class Spotlight:
     ) -> tuple[Queries, Capture]:  # fmt: skip
         found = self._capture(target)
         return Asked(info, module, score, position, found).queries(self.memory.store.compute), found
-
-
-def through_ledger(store: Store, info: LayerInfo, queries: int, other: int, groups: Mapping[str, GroupOf]) -> bool:
-    """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
-    that is less work than a sweep.
-    """
-    size = sum(len(g.names) for g in groups.values()) * 8 * sum(store.parameters[name].size for name in info.weights)
-    return (
-        info.keep == "ledger"
-        or is_shared(store, info)
-        or (is_shaped(store, info) and not other and size <= LARGEST and queries > 1)
-    )
-
-
-def is_shared(store: Store, info: LayerInfo) -> bool:
-    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
-    return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
-
-
-def is_shaped(store: Store, info: LayerInfo) -> bool:
-    """Whether a preconditioned rule explains the weights of a layer."""
-    return any(store.shaped(name) for name in info.weights)
 
 
 def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:
