@@ -4,7 +4,7 @@ import torch
 
 from dualform.errors import require
 
-from .mnist import Images
+from .images import Images
 
 
 def digits() -> Images:

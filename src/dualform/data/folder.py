@@ -1,24 +1,53 @@
-"""Where data lies: the folder that ``DUALFORM_DATA`` names, or the user's cache."""
+"""Where data lies: the folder that ``DUALFORM_DATA`` names, the user's cache, the system's packages; else the network.
+
+With ``DUALFORM_OFFLINE=1`` nothing is ever downloaded.
+"""
 
 import os
 from pathlib import Path
 
 from dualform.errors import DataNotFound
 
+from .fetch import fetch
+from .sources import PACKAGES, SOURCES
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualform" / "data"
+
 
 def data_folders() -> list[Path]:
     """The folders that are searched, in order."""
     named = os.environ.get("DUALFORM_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dualform" / "data"
-    return [*([Path(named)] if named else []), cache]
+    return [*([Path(named)] if named else []), cache_folder()]
 
 
-def data_file(name: str) -> Path:
-    """A file of a data set, or a sentence that says where it was looked for."""
-    for folder in data_folders():
-        if (folder / name).is_file():
-            return folder / name
+def find_file(*names: str) -> Path | None:
+    """The first of these files that lies on this machine."""
+    for name in names:
+        first, _, rest = name.partition("/")
+        packaged = [Path(PACKAGES[first], rest)] if first in PACKAGES else []
+        for path in (*(folder / name for folder in data_folders()), *packaged):
+            if path.is_file():
+                return path
+    return None
+
+
+def data_file(*names: str) -> Path:
+    """A file of a data set under one of its names: found, or downloaded to the user's cache."""
+    found = find_file(*names)
+    if found is not None:
+        return found
     places = " or ".join(str(folder) for folder in data_folders())
-    raise DataNotFound(
-        f"cannot find {name} in {places}. Put it there, or set DUALFORM_DATA to the folder that holds it."
-    )
+    wanted = " or ".join(names)
+    sentence = f"cannot find {wanted} in {places}. Put it there, or set DUALFORM_DATA to the folder that holds it"
+    known = next((name for name in names if name in SOURCES), None)
+    if known is None:
+        raise DataNotFound(f"{sentence}.")
+    if os.environ.get("DUALFORM_OFFLINE", "0") not in ("", "0"):
+        raise DataNotFound(f"{sentence}; DUALFORM_OFFLINE is set, so it is not downloaded.")
+    try:
+        return fetch(SOURCES[known], cache_folder() / known)
+    except DataNotFound as error:
+        raise DataNotFound(f"{sentence}. {error}") from error

@@ -4,15 +4,31 @@ import lzma
 from typing import Literal
 
 from .folder import data_file
+from .reference import Split
+
+FABLES, APPENDIX, ANNOUNCEMENTS = 384, 4018, 4505
+"""Lines of the book at which the fables, more fables, and the publisher's announcements begin."""
+
+HELD_OUT = 17_763
+"""Characters that the paper's code holds out: a tenth of the book with Project Gutenberg's own text around it."""
 
 
-def aesop() -> str:
-    """The fables of J. H. Stickney's book, without its preface, contents and announcements."""
-    text = data_file("aesop/aesop-stickney-pg49010.txt").read_text(encoding="utf-8")
-    return "\n".join(text.split("\n")[384:4018])
+def aesop(part: Literal["all", "train", "test"] = "all", *, split: Split = "ordinary") -> str:
+    """The fables of J. H. Stickney's book, without its preface, contents and announcements.
+
+    ``split="reference"`` takes the appendix too, as the code of Irie, Csordás, Schmidhuber (2022) does, and holds out
+    the last 17,763 characters; the ordinary split holds out the last tenth of the fables.
+    """
+    book = data_file("aesop/aesop-stickney-pg49010.txt").read_text(encoding="utf-8").split("\n")
+    text = "\n".join(book[FABLES : APPENDIX if split == "ordinary" else ANNOUNCEMENTS])
+    end = len(text) - (len(text) // 10 if split == "ordinary" else HELD_OUT)
+    return {"all": text, "train": text[:end], "test": text[end:]}[part]
 
 
 def wikitext2(part: Literal["train", "valid", "test"]) -> str:
-    """A part of WikiText-2, one paragraph a line."""
-    with lzma.open(data_file(f"wikitext-2/{part}.txt.xz"), "rt", encoding="utf-8") as file:
-        return file.read()
+    """A part of WikiText-2 (Merity et al. 2016), one paragraph a line."""
+    file = data_file(f"wikitext-2/{part}.txt.xz", f"wikitext-2/{part}.txt")
+    if file.suffix == ".xz":
+        with lzma.open(file, "rt", encoding="utf-8") as text:
+            return text.read()
+    return file.read_text(encoding="utf-8")

@@ -55,7 +55,13 @@ def parts_of(
 
 
 def without_scan(
-    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, alone: bool,
+    store: Store,
+    view: View,
+    asked: Asked,
+    queries: Queries,
+    column: str,
+    groups: GroupOf,
+    alone: bool,
     watch: Watch | None,
 ) -> Float[Tensor, "n G"] | None:
     """The sums of a score over groups where no scan is needed; None where it is, or where it comes anyway as sums are
