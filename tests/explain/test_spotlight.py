@@ -107,6 +107,35 @@ def test_top_slots_groups_and_timelines_are_those_of_the_full_matrix(run):
                     assert_groups_are(groups.names, groups.values, column[name][slots.visit], matrix[score])
 
 
+def test_the_top_slots_of_each_group_are_those_of_the_full_matrix(run):
+    x, visits = queries(run), run.memory.store.visits
+    label = np.array(visits["label"].to_pylist())
+    for memory, horizon, visible in views(run.memory):
+        spot = memory.attend(run.model, x)
+        for layer, score, order in zip(memory.layers, SCORES, ORDERS, strict=False):
+            matrix, slots = full_matrix(run, memory, layer, x, horizon, visible)
+            found = spot.top_by("label", 5, layer=layer, score=score, order=order)
+            assert list(found) == sorted(set(label))
+            for name, hits in found.items():
+                other = torch.from_numpy(label[slots.visit] != name)
+                mine = {each: scores.masked_fill(other, torch.nan) for each, scores in matrix.items()}
+                assert hits.slots.shape == (3, min(5, int((~mine["weight"][0].isnan()).sum())))
+                assert_hits_are(hits, score, order, mine, slots, visits)
+
+
+def test_sizes_are_the_norms_of_the_visits_parts_of_the_weights(run):
+    for memory, *_ in views(run.memory):
+        ledger = memory.ledger("visit")
+        for layer in memory.layers:
+            info, _ = memory.store.layer(layer)
+            sizes = memory.sizes(layer)
+            assert sizes.shape == (len(memory.store.visits),)
+            norms = torch.stack([ledger[visit][info.weights[0]].norm() for visit in range(len(sizes))])
+            assert bool((norms <= sizes * (1 + 1e-9) + 1e-12).all())
+            if memory.store.slots(info.name) == len(sizes):  # one slot a visit
+                close(sizes, norms)
+
+
 @pytest.mark.parametrize("column", [None, "label", "index"])
 def test_timelines_are_those_of_the_full_matrix(run, column):
     x = queries(run)

@@ -6,7 +6,7 @@ from .dual import dual_forward
 from .keysums import fit, key_sums, summed_weights
 from .parameters import entries, explained_layers, initial_part, layer_sums
 from .rebuild import Sum, add_up, dual_output
-from .reduce import Best, GroupSums
+from .reduce import Best, BestOfGroups, GroupSums
 from .replay import GroupOf, State, advance, backwards, move, precondition, replay, state_at
 from .scan import Queries, scan, weights_of
 from .split import Split, split
@@ -16,6 +16,7 @@ from .sweep import scan_backwards
 __all__ = [
     "Agreement",
     "Best",
+    "BestOfGroups",
     "GroupOf",
     "GroupSums",
     "Queries",

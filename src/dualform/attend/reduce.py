@@ -34,16 +34,20 @@ class Best:
 
     def add(self, scores: Scores) -> None:
         """Look for slots that beat the worst of the best."""
-        key = found = scores[self.score]
+        self.look(scores.first, scores[self.score], scores.ids)
+
+    def look(self, first: int, found: Float[Tensor, "n m"], slots: Int[np.ndarray, " m"]) -> None:
+        """The same, given the scores of some examples for some slots."""
+        key = found
         if self.order != "largest":
             key = key.neg() if self.order == "smallest" else key.abs()
-        rows = slice(scores.first, scores.first + len(key))
+        rows = slice(first, first + len(key))
         better = self._better(key, self.key[rows, -1].to(key.dtype))
         if better is None:
             return
         row, column, value = better
-        rows, mine = (scores.first + row).unique_consecutive(return_inverse=True)
-        ids = torch.from_numpy(scores.ids[column.numpy()])
+        rows, mine = (first + row).unique_consecutive(return_inverse=True)
+        ids = torch.from_numpy(slots[column.numpy()])
         self._merge(rows, mine, value.double(), ids, found[row, column].double())
 
     def _better(
@@ -100,6 +104,26 @@ class Best:
         begin = torch.searchsorted(row[order], torch.arange(len(rows)))
         best = order[begin.unsqueeze(1) + torch.arange(self.k)]
         self.key[rows], self.slot[rows], self.found[rows] = value[best], slot[best], score[best]
+
+
+class BestOfGroups:
+    """The exact k best slots of every example in each group. ``group_of`` gives the group of each slot of a block."""
+
+    def __init__(
+        self, groups: int, k: int, examples: int, score: Score, order: Order,
+        group_of: Callable[[Block], Int[np.ndarray, " m"]],
+    ) -> None:  # fmt: skip
+        self.best = [Best(k, examples, score, order) for _ in range(groups)]
+        self.group_of = group_of
+        self.score: Score = score
+
+    def add(self, scores: Scores) -> None:
+        """Look for slots that beat the worst of the best of their group."""
+        values, group = scores[self.score], scores.of_blocks(self.group_of)
+        order = np.argsort(group, kind="stable")
+        names, begins = np.unique(group[order], return_index=True)
+        for name, some in zip(names.tolist(), np.split(order, begins[1:]), strict=True):
+            self.best[name].look(scores.first, values[:, torch.from_numpy(some)], scores.ids[some])
 
 
 class GroupSums:

@@ -22,6 +22,7 @@ from .filters import Filter, matching, named
 from .forward import evaluating, run
 from .ledger import Ledger, make_ledger, some_of
 from .progress import bar
+from .sizes import visit_sizes
 from .spotlight import Spotlight
 from .targets import Target
 from .weights import explained, kept_network, one_parameter, whole_network
@@ -133,6 +134,12 @@ class Memory:
         """One set of weights for each group of a column: together with the initial part they add up to the weights."""
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
+
+    def sizes(self, layer: str, *, progress: bool = True) -> Tensor:
+        """How much each visit put into a layer, whatever is asked: Σ |c| ‖e‖ ‖x‖ over its slots, one number a visit."""
+        self.store.need_steps()
+        with bar(f"sizes in {layer}", self.store.slots(self.store.layer(layer)[0].name), progress) as watch:
+            return visit_sizes(self.store, self.view, layer, watch)
 
     # ------------------------------------------------------------------------------------------- weights
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dualform.attend import (
     Best,
+    BestOfGroups,
     GroupSums,
     Queries,
     coefficients,
@@ -49,6 +50,8 @@ class Answer:
     hits: Hits | None
     groups: dict[str, Groups]
     timeline: Timeline | None
+    hits_by: dict[Any, Hits]
+    """The top slots of each group."""
 
 
 class Spotlight:
@@ -98,6 +101,25 @@ class Spotlight:
         assert answer.hits is not None
         return answer.hits
 
+    def top_by(
+        self,
+        column: str,
+        k: int = 10,
+        *,
+        layer: str,
+        score: Score = "contribution",
+        order: Order = "largest",
+        target: Target = None,
+        position: int | None = None,
+        progress: bool = True,
+    ) -> dict[Any, Hits]:
+        """The exact k best slots of each query in every group of a column: group → hits."""
+        _at_least(1, "k", k)
+        answer = self.ask(
+            layer, top=k, top_by=column, score=score, order=order, target=target, position=position, progress=progress
+        )
+        return answer.hits_by
+
     def by(
         self,
         column: str,
@@ -131,12 +153,12 @@ class Spotlight:
         return answer.timeline
 
     def ask(
-        self, layer: str, *, top: int = 0, by: Sequence[str] = (), timeline: int = 0, timeline_by: str | None = None,
-        score: Score = "contribution", order: Order = "largest", target: Target = None, position: int | None = None,
-        progress: bool = True,
+        self, layer: str, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
+        timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
+        position: int | None = None, progress: bool = True,
     ) -> Answer:  # fmt: skip
-        """Several questions in one pass:
-        the ``top`` slots, sums ``by`` columns, a ``timeline`` of so many stretches.
+        """Several questions in one pass: the ``top`` slots (of each group of ``top_by``), sums ``by`` columns, a
+        ``timeline`` of so many stretches.
         """
         _among("score", score, SCORES)
         _among("order", order, ORDERS)
@@ -151,7 +173,10 @@ class Spotlight:
             )
         asked = Asked(info, module, score, position, self._capture(target))
         queries = asked.queries(store.compute)
-        best = Best(min(top, max(1, store.slots(info.name))), len(queries), score, order) if top else None
+        k = min(top, max(1, store.slots(info.name)))
+        best = Best(k, len(queries), score, order) if top and top_by is None else None
+        of = group_slots(store, [info.name], top_by) if top and top_by is not None else None
+        bests = BestOfGroups(len(of.names), k, len(queries), score, order, of) if of else None
         columns = (by,) if isinstance(by, str) else tuple(by)
         groups = {column: group_parts(store, asked, column) for column in columns}
         over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
@@ -161,7 +186,7 @@ class Spotlight:
             found = {c: without_scan(store, view, asked, queries, c, g, alone, watch) for c, g in groups.items()}
             known = {c: values for c, values in found.items() if values is not None}
             sums = {c: GroupSums(len(g.names), len(queries), score, g) for c, g in groups.items() if c not in known}
-            reductions = [each for each in (best, *sums.values(), times) if each is not None]
+            reductions = [each for each in (best, bests, *sums.values(), times) if each is not None]
             if not reductions:
                 pass
             elif score == "contribution" and is_shaped(store, info):
@@ -173,6 +198,9 @@ class Spotlight:
             hits_of(store, view, asked, queries, best) if best else None,
             {c: parts_of(store, view, asked, queries, c, g, values[c]) for c, g in groups.items()},
             _timeline(asked, timeline_by, over, times) if over and times else None,
+            {name: hits_of(store, view, asked, queries, b) for name, b in zip(of.names, bests.best, strict=True)}
+            if of and bests
+            else {},
         )
 
     def output(self, layer: str, *, progress: bool = True) -> Tensor:

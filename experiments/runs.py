@@ -1,0 +1,111 @@
+"""A run folder: what was asked for, with which versions, and what came of it. All as text, so it can be repeated.
+
+run.json          the experiment, its settings, versions, the machine
+<stage>.json      what a stage found, and how long it took; a stage that has its file is not run again
+figures/          what was drawn
+memory/           what was recorded, until its answers are written
+"""
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from dualform.errors import DualformError
+
+PACKAGES = ("dualform", "torch", "numpy", "pyarrow", "safetensors")
+console = Console(stderr=True, highlight=False)
+
+
+class RunError(DualformError):
+    """A run folder that does not fit what is asked for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment."""
+
+    folder: Path
+    experiment: str
+    settings: Any
+
+    @property
+    def memory(self) -> Path:
+        """Where the memory is recorded."""
+        return self.folder / "memory"
+
+    @property
+    def figures(self) -> Path:
+        """Where figures go."""
+        (self.folder / "figures").mkdir(exist_ok=True)
+        return self.folder / "figures"
+
+    def stage(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What a stage found: from its file, or by doing the work now."""
+        file = self.folder / f"{name}.json"
+        if file.exists():
+            return json.loads(file.read_text())
+        console.print(f"{self.experiment}, {self.folder.name}: {name} …")
+        begin = time.perf_counter()
+        found = dict(work())
+        found["seconds"] = round(time.perf_counter() - begin, 2)
+        found["peak_megabytes"] = round(getrusage(RUSAGE_SELF).ru_maxrss / 1024)
+        write_json(file, found)
+        return json.loads(file.read_text())
+
+    def forget_memory(self) -> None:
+        """Delete the memory: its answers are written."""
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+
+def begin(folder: Path, experiment: str, settings: Any) -> Run:
+    """Begin a run, or go on with one of the same settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = json.loads(json.dumps(asdict(settings)))
+    file = folder / "run.json"
+    if file.exists():
+        found = json.loads(file.read_text())
+        if (found["experiment"], found["settings"]) != (experiment, asked):
+            raise RunError(
+                f"{folder} holds a run of {found['experiment']} with other settings ({found['settings']}). Choose another "
+                "folder with --out, or remove it."
+            )
+    else:
+        about = {
+            "experiment": experiment,
+            "settings": asked,
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+            "machine": machine(),
+        }
+        write_json(file, about)
+    return Run(folder, experiment, settings)
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(file)
+
+
+def machine() -> str:
+    """The machine in one line."""
+    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    cores = f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
+    return f"{cores}, {torch.get_num_threads()} torch threads"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []

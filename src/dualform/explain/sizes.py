@@ -1,0 +1,36 @@
+r"""How much each visit put into a layer: :math:`\sum |c_t|\,\lVert e_t\rVert\,\lVert x_t\rVert` over its slots.
+
+For a visit with one slot this is the norm of its part of the weights, else a bound of it.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.attend import View, Watch, coefficients, stream
+from dualform.errors import QueryError
+from dualform.memory import Store
+
+from .parts import is_shaped
+
+
+def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None) -> Float[Tensor, " V"]:
+    """One number for each visit of the memory; 0 for those that the view does not show."""
+    info, _ = store.layer(layer)
+    if info.keep != "slots" or info.indexed or is_shaped(store, info) or not store.parameters[info.weights[0]].by_slots:
+        raise QueryError(
+            f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is not an embedding, and "
+            "an optimiser of the SGD family, where one number tells what a slot counts for."
+        )
+    total = torch.zeros(len(store.visits) + 1, dtype=torch.float64)
+    of_step = [(piece, coefficients(store, piece.parameter, view.horizon).of_step) for piece in info.pieces]
+    for slots in stream(store, layer, view, errors=True, watch=watch):
+        assert slots.errors is not None
+        error = slots.errors.double().norm(dim=1)
+        scale = slots.block.key_scale
+        for piece, coefficient in of_step:
+            key = slots.keys[:, piece.begin : piece.end].double().norm(dim=1)
+            size = slots.values(coefficient).double().abs() * error * (key if scale is None else key * scale)
+            visits = torch.from_numpy(slots.block.visits) % len(total)  # −1, not known, goes to the last entry
+            total.index_add_(0, visits, size)
+    return total[:-1]
