@@ -49,18 +49,26 @@ class Run:
         (self.folder / "figures").mkdir(exist_ok=True)
         return self.folder / "figures"
 
-    def stage(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What a stage found: from its file, or by doing the work now."""
-        file = self.folder / f"{name}.json"
-        if file.exists():
-            return json.loads(file.read_text())
-        console.print(f"{self.experiment}, {self.folder.name}: {name} …")
+    def stages(self, work: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+        """Do what has no result yet. The first stage records the memory, and is done again if others miss it."""
+        first, *others = work
+        missing = [name for name in others if not self._file(name).exists()]
+        if missing and not self.memory.exists():
+            self._file(first).unlink(missing_ok=True)
+        for name in (first, *missing):
+            if not self._file(name).exists():
+                self._do(name, work[name])
+
+    def _do(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
+        console.print(f"{self.experiment}, {self.folder.parent.name}, {self.folder.name}: {name} …")
         begin = time.perf_counter()
         found = dict(work())
         found["seconds"] = round(time.perf_counter() - begin, 2)
         found["peak_megabytes"] = round(getrusage(RUSAGE_SELF).ru_maxrss / 1024)
-        write_json(file, found)
-        return json.loads(file.read_text())
+        write_json(self._file(name), found)
+
+    def _file(self, stage: str) -> Path:
+        return self.folder / f"{stage}.json"
 
     def forget_memory(self) -> None:
         """Delete the memory: its answers are written."""
@@ -76,8 +84,8 @@ def begin(folder: Path, experiment: str, settings: Any) -> Run:
         found = json.loads(file.read_text())
         if (found["experiment"], found["settings"]) != (experiment, asked):
             raise RunError(
-                f"{folder} holds a run of {found['experiment']} with other settings ({found['settings']}). Choose another "
-                "folder with --out, or remove it."
+                f"{folder} holds a run of {found['experiment']} with other settings ({found['settings']}). Choose "
+                "another folder with --out, or remove it."
             )
     else:
         about = {

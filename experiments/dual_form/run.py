@@ -1,33 +1,42 @@
 """Reproduce "The Dual Form of Neural Networks Revisited" (Irie, Csordás, Schmidhuber 2022), an experiment at a time.
 
 dualform reproduce dual-form/single --seeds 5
-python experiments/dual_form/run.py single --variant 3000-clipped --seeds 5 --out runs/dual-form
+python -m experiments.dual_form.run single --variant 3000-clipped --seeds 5 --out runs/dual-form
 """
 
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from experiments.runs import Run, begin, console
 
-from settings import EXPERIMENTS, ImageSettings, tiny
-from training import train
-from votes import count_votes
-
-from runs import Run, begin, console
-
-
-def single(run: Run, settings: ImageSettings) -> None:
-    """One task: Table 1."""
-    run.stage("training", lambda: train(run, settings))
-    run.stage("votes", lambda: count_votes(run, settings))
+from .masks import explain_forgetting, keep_some, mask_classes, mask_phases
+from .pictures import draw
+from .settings import EXPERIMENTS, ImageSettings, tiny
+from .training import train
+from .votes import count_votes
 
 
-WORK = {"single": single}
+def work(experiment: str, run: Run, settings: ImageSettings) -> None:
+    """The stages of an experiment. Figures are drawn of the first network alone."""
+    stages = {"training": partial(train, run, settings)}
+    one = len(settings.sets) == 1
+    if one:
+        stages["votes"] = partial(count_votes, run, settings)
+    if settings.seed == 0:
+        stages["figures"] = partial(draw, experiment, run, settings)
+    if one and settings.seed == 0:
+        stages |= {"classes": partial(mask_classes, run, settings), "kept": partial(keep_some, run, settings)}
+    if len(settings.phases) > 1:
+        stages |= {
+            "masks": partial(mask_phases, run, settings),
+            "forgetting": partial(explain_forgetting, run, settings),
+        }
+    run.stages(stages)
 
 
 def main(
@@ -49,7 +58,7 @@ def main(
         for name in variant or variants:
             settings = replace(tiny(variants[name]) if quick else variants[name], seed=seed)
             run = begin(out / experiment / name / f"seed-{seed}", f"dual-form/{experiment}", settings)
-            WORK[experiment](run, settings)
+            work(experiment, run, settings)
             if not keep:
                 run.forget_memory()
             console.print(f"{run.folder}: done")

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from rich.progress import track
 from safetensors.torch import load_file, save_file
-from settings import ImageSettings
 from torch import Tensor, nn
 
 import dualform
 from dualform import data
 from dualform.models import MLP
-from runs import Run, console
+from experiments.runs import Run, console
+
+from .settings import ImageSettings
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ def train(run: Run, settings: ImageSettings) -> dict[str, Any]:
             if phase != last:
                 phase_ends(last)
                 last = phase
-            tape.note(index=index, label=y[index], source=[names[i] for i in index.tolist()], phase=phase)
+            source = [names[i] for i in index.tolist()]
+            group = [f"{name} {label}" for name, label in zip(source, y[index].tolist(), strict=True)]
+            tape.note(index=index, label=y[index], source=source, group=group, phase=phase)
             nn.functional.cross_entropy(model(x[index]), y[index]).backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))
             clipped += settings.clip is not None and float(norm) > settings.clip

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from settings import ImageSettings
 from torch import Tensor, nn
-from training import all_training, batches, make_model, pictures, trained
 
 import dualform
-from runs import Run
+from experiments.runs import Run
+
+from .settings import ImageSettings
+from .training import all_training, batches, make_model, pictures, trained
 
 LAYERS = {"fc1": 0, "fc2": 1, "fc3": 2}
 """The paper numbers a layer by its input: layer 0 sees the pixels."""

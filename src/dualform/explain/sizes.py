@@ -19,7 +19,7 @@ def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None
     info, _ = store.layer(layer)
     if info.keep != "slots" or info.indexed or is_shaped(store, info) or not store.parameters[info.weights[0]].by_slots:
         raise QueryError(
-            f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is not an embedding, and "
+            f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is no embedding, and "
             "an optimiser of the SGD family, where one number tells what a slot counts for."
         )
     total = torch.zeros(len(store.visits) + 1, dtype=torch.float64)

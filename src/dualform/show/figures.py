@@ -4,11 +4,11 @@ Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept.
 which people with any kind of colour vision can tell apart, and nothing is told by colour alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError, require
@@ -25,6 +25,7 @@ else:
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 GREY, INK = "#999999", "#222222"
 LINES = [BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION]
+HATCHES = ["", "//", ".."]
 STYLES = ["-", "--", "-.", ":", "-", "--"]
 
 
@@ -56,7 +57,52 @@ def top(
             about = [f"label {hit.label}"] if "label" in hit.columns else []
             below = "\n".join([f"α = {hit.weight:.3g}", *about, f"#{hit.index}, step {hit.step}"])
             _picture(axis, images[hit.index], below, None, head=add)
-    figure.suptitle(f"What each training image adds to {hits.target} (layer {hits.layer})", fontsize=10)
+    figure.suptitle(f"What each training image adds to {hits.target} (layer {hits.layer})", fontsize=10, wrap=True)
+    return figure
+
+
+def top_by(
+    layers: Sequence[Mapping[Any, Hits]],
+    totals: Sequence[Groups],
+    *,
+    query: int = 0,
+    family: Callable[[Any], str] = lambda name: "",
+    short: Callable[[Any], str] = str,
+) -> Figure:
+    """The best scores within each group, falling from left to right, and beside them the totals; one row a layer.
+
+    ``layers`` are answers of ``spot.top_by``, ``totals`` of ``spot.by``. ``family`` says which groups belong together
+    (they share a colour and a place in the legend), ``short`` how a group is called below the axis. With
+    ``score="abs"`` these are figures 4 to 9 of Irie, Csordás, Schmidhuber (2022).
+    """
+    figure, axes = _axes(len(layers), 2, (11.0, 2.1 * len(layers) + 0.5))
+    families = list(dict.fromkeys(family(name) for name in totals[0].names))
+    for row, (tops, groups) in enumerate(zip(layers, totals, strict=True)):
+        names = [name for name in groups.names if name in tops]
+        scores = [_scores(tops[name])[query].sort(descending=True).values.numpy() for name in names]
+        width = max(map(len, scores), default=1)
+        for axis in axes[row]:
+            axis.axis("on")
+            axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+        for i, (name, values) in enumerate(zip(names, scores, strict=True)):
+            colour = LINES[families.index(family(name)) % len(LINES)]
+            places = (np.arange(len(values)) + 0.5) / width * 0.86 + i + 0.07
+            axes[row, 0].plot(places, values, color=colour, linewidth=1.8)
+            bar = float(groups.values[query, groups.names.index(name)])
+            axes[row, 1].bar(i + 0.5, bar, color=colour, width=0.8, hatch=HATCHES[families.index(family(name)) % 3])
+        for axis in axes[row]:
+            axis.set_xticks([i + 0.5 for i in range(len(names))], [short(name) for name in names])
+            axis.set_xlim(0, max(1, len(names)))
+            _clean(axis)
+        for edge in range(1, len(names)):
+            axes[row, 0].axvline(edge, color="#DDDDDD", linewidth=0.6, zorder=0)
+        axes[row, 0].set_title(f"layer {groups.layer}: the {width} largest of each group", fontsize=9)
+        axes[row, 1].set_title(
+            f"layer {groups.layer}: {_heading(groups.score, groups.target)} of each group", fontsize=9
+        )
+    if len(families) > 1:
+        marks = [axes[0, 1].bar(0, 0, color=LINES[i % len(LINES)], hatch=HATCHES[i % 3]) for i in range(len(families))]
+        figure.legend(marks, families, fontsize=9, frameon=False, ncols=len(families), loc="outside upper center")
     return figure
 
 
@@ -115,8 +161,7 @@ def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     figure, axes = _axes(1, 1, (6.5, 3.4))
     axis = axes[0, 0]
     axis.axis("on")
-    scores = hits.contribution if hits.score == "contribution" else hits.weight
-    scores = scores.abs() if hits.score == "abs" else scores
+    scores = _scores(hits)
     for i in range(len(hits)):
         name = titles[i] if titles else f"query {i}"
         ranks = np.arange(1, scores.shape[1] + 1)
@@ -128,6 +173,12 @@ def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     axis.legend(fontsize=8, frameon=False)
     _clean(axis)
     return figure
+
+
+def _scores(hits: Hits) -> Float[Tensor, "n k"]:
+    """The scores that hits were chosen by."""
+    scores = hits.contribution if hits.score == "contribution" else hits.weight
+    return scores.abs() if hits.score == "abs" else scores
 
 
 def _heading(score: Score, target: str) -> str:
