@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check format clean
+.PHONY: help demo test slow check format reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -32,6 +32,10 @@ check: $(READY) ## check the format, the style and the types
 format: $(READY) ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
+	@$(BIN)/dualform reproduce dual-form --seeds 5 $(ARGS)
+	@$(BIN)/python -m experiments.dual_form.page
 
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -26,6 +26,18 @@ PACKAGES = ("dualform", "torch", "numpy", "pyarrow", "safetensors")
 console = Console(stderr=True, highlight=False)
 
 
+@dataclass(frozen=True)
+class Options:
+    """How experiments are run."""
+
+    variants: tuple[str, ...]
+    seeds: int = 1
+    out: Path = Path("runs")
+    quick: bool = False
+    threads: int = 0
+    keep: bool = False
+
+
 class RunError(DualformError):
     """A run folder that does not fit what is asked for."""
 

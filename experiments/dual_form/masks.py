@@ -106,16 +106,14 @@ def kept_accuracies(
     memory: dualform.Memory, model: MLP, order: Tensor, name: str, settings: ImageSettings
 ) -> list[float]:
     """With the first visits of an order alone, more and more of them. A share is added to the one before it."""
-    found, parts, done = [], None, 0
-    for share in SHARES:
-        visible = torch.zeros(len(order), dtype=torch.bool)
-        end = round(share * len(order))
-        visible[order[done:end]] = True
-        more = memory.only(visible.numpy()).ledger("phase", progress=False)
-        new = {key: sum(more[group][key] for group in more) for key in more.initial}
-        parts = new if parts is None else {key: parts[key] + part for key, part in new.items()}
-        found.append(right(loaded(model, {k: more.initial[k] + p for k, p in parts.items()}), name, settings))
-        done = end
+    ends = torch.tensor([round(share * len(order)) for share in SHARES])
+    piece = torch.empty(len(order), dtype=torch.int64)
+    piece[order] = torch.searchsorted(ends, torch.arange(len(order)), right=True)
+    ledger = memory.ledger(piece.tolist(), progress=False)
+    found, weights = [], dict(ledger.initial)
+    for group in sorted(ledger):
+        weights = {key: part + ledger[group][key] for key, part in weights.items()}
+        found.append(right(loaded(model, weights), name, settings))
     return found
 
 

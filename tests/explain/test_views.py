@@ -8,7 +8,7 @@ from helpers import Run, assert_whole, batches, mlp, sgd, trained
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.errors import FilterError, HorizonError, UnknownColumn
+from dualform.errors import FilterError, HorizonError, QueryError, UnknownColumn
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +100,15 @@ def test_an_unknown_column_is_refused_with_those_there_are(run):
         run.memory.attend(run.model, run.inputs[:1]).by("colour", layer="2")
     with pytest.raises(UnknownColumn, match="colour"):
         run.memory.ledger("colour")
+
+
+def test_a_ledger_takes_a_group_for_each_visit_in_place_of_a_column(run):
+    label = run.memory.visits["label"].to_pylist()
+    noted, given = run.memory.ledger("label"), run.memory.ledger(label)
+    assert set(noted) == set(given)
+    for group in noted:
+        for name, part in noted[group].items():
+            assert torch.equal(part, given[group][name])
+    assert set(run.memory.ledger(np.array(label) == 1)) == {False, True}
+    with pytest.raises(QueryError, match="3 groups were given for the 24 visits"):
+        run.memory.ledger([1, 2, 3])

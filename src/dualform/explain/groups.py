@@ -1,6 +1,6 @@
 """Groups of slots: by a column of their visits, and by stretches of training time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from jaxtyping import Int
 
-from dualform.errors import UnknownColumn
+from dualform.errors import QueryError, UnknownColumn
 from dualform.memory import Block, Store
 
 
@@ -68,6 +68,14 @@ def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarra
     if key not in store.cache:
         store.cache[key] = _encode(store.visits, column)
     return store.cache[key]
+
+
+def given_groups(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+    """The groups of a value for each visit, as ``groups_of`` gives those of a column."""
+    given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
+    if len(given) != len(store.visits):
+        raise QueryError(f"{len(given):,} groups were given for the {len(store.visits):,} visits: give one for each.")
+    return _encode(pa.table({"group": given}), "group")
 
 
 def _encode(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

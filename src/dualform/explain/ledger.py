@@ -12,7 +12,7 @@ from dualform.attend import View
 from dualform.errors import QueryError
 from dualform.memory import Store
 
-from .groups import GroupOf, groups_of
+from .groups import GroupOf, given_groups, groups_of
 from .weights import explained, split_by
 
 LARGEST = 4 << 30
@@ -47,9 +47,10 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
         return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
 
 
-def make_ledger(store: Store, view: View, column: str, progress: bool) -> Ledger:
+def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress: bool) -> Ledger:
     """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
-    names, ids = groups_of(store, column)
+    names, ids = groups_of(store, column) if isinstance(column, str) else given_groups(store, column)
+    column = column if isinstance(column, str) else "group"
     if not explained(store):
         raise QueryError(
             "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "

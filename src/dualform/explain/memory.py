@@ -130,8 +130,11 @@ class Memory:
         with torch.no_grad(), evaluating(model):
             return run(model, inputs, self.weights(progress=progress))
 
-    def ledger(self, column: str, *, progress: bool = True) -> Ledger:
-        """One set of weights for each group of a column: together with the initial part they add up to the weights."""
+    def ledger(self, column: str | Iterable[Any], *, progress: bool = True) -> Ledger:
+        """One set of weights for each group of a column: together with the initial part they add up to the weights.
+
+        In place of a column a value for each visit of the whole memory will do.
+        """
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
 

@@ -14,6 +14,7 @@ from dualform.explain import open_memory
 from dualform.types import Score
 
 from . import demo as demonstration
+from . import reproduce as experiments
 from .asking import Question, see_that_they_agree, tell
 from .factory import load_weights, make_model
 from .inputs import as_inputs, parse_rows, read_rows
@@ -117,6 +118,34 @@ def ask(
     inputs = as_inputs(read_rows(data, numbers, key), network)
     question = Question(layer or memory.layers[-1], by, k, score, target, without)
     tell(memory, network, inputs, numbers, question, _console())
+
+
+@app.command(
+    epilog="[bold]Examples:[/]\n\ndualform reproduce\n\ndualform reproduce dual-form/single --seeds 5\n\n"
+    "dualform reproduce dual-form --quick"
+)
+def reproduce(
+    experiment: Annotated[
+        str | None, Argument(help="paper/experiment, or a paper for all of it; none lists them.")
+    ] = None,
+    variant: Annotated[
+        list[str] | None, Option(help="Settings that the sources leave open, by name; all if none.")
+    ] = None,
+    seeds: Annotated[int, Option(help="How many networks to train, from other beginnings.", min=1)] = 1,
+    out: Annotated[Path, Option(help="The folder of the runs. What has its result there is not run again.")] = Path(
+        "runs"
+    ),
+    quick: Annotated[
+        bool, Option("--quick", help="A few steps of small networks: to see that all of it runs.")
+    ] = False,
+    threads: Annotated[int, Option(help="Of torch; 0 for as many as torch takes.", min=0)] = 0,
+    keep: Annotated[bool, Option("--keep", help="Keep the memories, some gigabytes each.")] = False,
+) -> None:
+    """Run an experiment of a paper again: settings, versions, results and figures end up in a folder."""
+    if experiment is None:
+        _console().print("\n".join(experiments.known()))
+        return
+    experiments.reproduce(experiment, variant or [], seeds=seeds, out=out, quick=quick, threads=threads, keep=keep)
 
 
 def _console() -> Console:
