@@ -22,6 +22,10 @@ from .stream import Slots, View, Watch, stream
 STRETCH = 512
 """Slots that are added up in the precision they are computed in."""
 
+HELD = 64 << 20
+"""Bytes of slots that wait until there are enough of their group: a product of few slots costs as much as one of
+many."""
+
 
 @dataclass
 class Sum:
@@ -38,6 +42,8 @@ class Sum:
     group_of: Callable[[Block], Int[np.ndarray, " m"]] | None = None
     groups: int = 1
     total: Tensor = field(init=False, default_factory=lambda: torch.zeros(0))
+    _waiting: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = field(init=False, default_factory=dict)
+    _held: int = field(init=False, default=0)
 
     def start(self) -> None:
         """Make room for the result."""
@@ -59,11 +65,31 @@ class Sum:
         group = self.group_of(slots.block)
         for name in np.unique(group):
             rows = torch.from_numpy(np.flatnonzero(group == name))
-            self._add(int(name), slots.keys[rows], slots.errors[rows], value[rows])
+            self._hold(int(name), slots.keys[rows], slots.errors[rows], value[rows])
+        if self._held > HELD:
+            self._release(list(self._waiting))
 
     def finish(self) -> None:
         """Turn the result the right way."""
+        self._release(list(self._waiting))
         self.total = self.total.mT
+
+    def _hold(
+        self, group: int, keys: Float[Tensor, "m k"], errors: Float[Tensor, "m d"], value: Float[Tensor, "m 1"]
+    ) -> None:
+        """Let some slots wait for others of their group."""
+        waiting = self._waiting.setdefault(group, [])
+        waiting.append((keys, errors, value))
+        self._held += keys.nbytes + errors.nbytes
+        if sum(len(some) for some, _, _ in waiting) >= STRETCH:
+            self._release([group])
+
+    def _release(self, groups: Sequence[int]) -> None:
+        """Add up what waits."""
+        for group in groups:
+            keys, errors, value = (torch.cat(each) for each in zip(*self._waiting.pop(group), strict=True))
+            self._held -= keys.nbytes + errors.nbytes
+            self._add(group, keys, errors, value)
 
     def as_parameter(self, shape: Sequence[int]) -> Float[Tensor, "..."]:
         """The result (without projection) in the parameter's shape: (groups, *shape)."""
@@ -91,27 +117,25 @@ class Sum:
     ) -> None:
         total = self.total[group]
         if self.bias:
-            total += _product(value, errors)
+            _add_product(total, value, errors)
         elif self.layer.indexed and self.project is None:
             total.index_add_(0, keys[:, 0].long(), (errors * value).double())
         elif self.layer.indexed:
             assert self.project is not None
-            total += _product(self.project[keys[:, 0].long()] * value, errors)
+            _add_product(total, self.project[keys[:, 0].long()] * value, errors)
         else:
             piece = piece_of(self.layer, self.parameter)
             for k, e in parts_of(self.layer):
                 features = keys[:, k][:, piece.begin : piece.end]
                 if self.project is not None:
                     features = features @ self.project.to(keys.dtype)
-                total[:, e] += _product(features * value, errors[:, e])
+                _add_product(total[:, e], features * value, errors[:, e])
 
 
-def _product(features: Float[Tensor, "m f"], errors: Float[Tensor, "m d"]) -> Float[Tensor, "f d"]:
-    """The sum over m of their outer products: short stretches in the given precision, added up in float64."""
-    total = torch.zeros(features.shape[1], errors.shape[1], dtype=torch.float64)
+def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], errors: Float[Tensor, "m d"]) -> None:
+    """Add the sum over m of their outer products: short stretches in the given precision, all of it in float64."""
     for f, e in zip(features.split(STRETCH), errors.split(STRETCH), strict=True):
         total += f.mT @ e
-    return total
 
 
 def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Watch | None = None) -> None:
