@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 DType = Literal["float16", "float32", "float64"]
-Keep = Literal["slots", "keys", "ledger", "nothing"]
+Keep = Literal["slots", "keys", "ledger", "keys+ledger", "nothing"]
 Score = Literal["weight", "abs", "contribution"]
 Order = Literal["largest", "smallest", "magnitude"]
 
@@ -94,6 +94,11 @@ class LayerInfo:
     def width(self) -> int:
         """The columns of its matrix."""
         return self.d_in // self.parts
+
+    @property
+    def booked(self) -> bool:
+        """Whether its parameters are explained by a ledger."""
+        return self.keep in ("ledger", "keys+ledger")
 
     @property
     def key_size(self) -> int:

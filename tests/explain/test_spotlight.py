@@ -123,6 +123,22 @@ def test_the_top_slots_of_each_group_are_those_of_the_full_matrix(run):
                 assert_hits_are(hits, score, order, mine, slots, visits)
 
 
+def test_every_place_can_be_a_group(run):
+    x, memory = queries(run), run.memory
+    spot = memory.attend(run.model, x)
+    for layer in memory.layers:
+        matrix, slots = full_matrix(run, memory, layer, x, memory.step, None)
+        index = np.array(memory.store.visits["index"].to_pylist())[slots.visit]
+        for score in ("abs", "weight"):
+            found = spot.by("index", layer=layer, score=score, places=True)
+            assert len(found.names) == len(set(index)) * (1 + slots.position.max())
+            for i, (name, position) in enumerate(found.names):
+                mine = torch.from_numpy((index == name) & (slots.position == position))
+                close(found.values[:, i], matrix[score][:, mine].sum(1))
+    with pytest.raises(QueryError, match="for weights α"):
+        spot.by("index", layer=memory.layers[0], places=True)
+
+
 def test_sizes_are_the_norms_of_the_visits_parts_of_the_weights(run):
     for memory, *_ in views(run.memory):
         ledger = memory.ledger("visit")

@@ -60,6 +60,32 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+@pytest.mark.parametrize("kind", ["linear", "lstm", "embedding"])
+def test_keys_beside_a_ledger_say_what_keys_say_and_what_a_ledger_says(kind, tmp_path):
+    run = trained(tmp_path / "tape", kind)
+    trained(tmp_path / "both", kind, keep="keys+ledger", by="source")
+    trained(tmp_path / "ledger", kind, keep="ledger", by="source")
+    tape, both, alone = (dualform.open(tmp_path / name) for name in ("tape", "both", "ledger"))
+    assert max(both.certificate.values()) < 1e-10 and not both.certificate.marks
+    assert both.visits.equals(tape.visits)
+    x = run.kind.inputs(run.random)
+    spots = [memory.attend(run.model, x) for memory in (tape, both, alone)]
+    for layer in tape.layers:
+        hits = [spot.top(5, layer=layer, score="abs", progress=False) for spot in spots[:2]]
+        assert torch.equal(hits[0].slots, hits[1].slots)
+        close(hits[1].weight, hits[0].weight)
+        sums = [spot.by("label", layer=layer, score="abs", progress=False).values for spot in spots[:2]]
+        close(sums[1], sums[0])
+        parts = [spot.by("source", layer=layer, progress=False) for spot in spots]
+        for part in parts[1:]:
+            close(part.values, parts[0].values, 1e-9)
+        with pytest.raises(QueryError, match="can only be asked for by"):
+            spots[1].top(3, layer=layer)
+    weights = tape.without("source = 's1'").weights(progress=False)
+    for name, tensor in both.without("source = 's1'").weights(progress=False).items():
+        close(tensor, weights[name], 1e-9)
+
+
 @pytest.mark.parametrize(
     ("kind", "optimiser"),
     [("linear", name) for name in OPTIMISERS] + [(name, "AdamW") for name in KINDS if name != "linear"],

@@ -30,6 +30,25 @@ class GroupOf:
         return self.of_visit[block.visits]
 
 
+@dataclass(frozen=True)
+class PlaceOf(GroupOf):
+    """The group of each slot and its position in the example: names are (group, position)."""
+
+    positions: int
+
+    @classmethod
+    def in_layer(cls, store: Store, layer: str, column: str) -> "PlaceOf":
+        """Those of a layer."""
+        groups, calls = group_slots(store, [layer], column), store.calls(layer)
+        positions = int((calls.rows // calls.batch).max(initial=1))
+        names = tuple((name, position) for name in groups.names for position in range(positions))
+        return cls(names, groups.of_visit, positions)
+
+    def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
+        """The places of the slots of a block."""
+        return super().__call__(block) * self.positions + block.calls.positions_of(block.slots)
+
+
 class Stretches:
     """The stretch of training time of each slot (times its group)."""
 

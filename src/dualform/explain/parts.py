@@ -12,13 +12,15 @@ from dualform.types import LayerInfo
 
 from .answers import Groups
 from .forward import apply
-from .groups import GroupOf, group_slots
+from .groups import GroupOf, PlaceOf, group_slots
 from .ledger import LARGEST
 from .queries import Asked
 
 
-def group_parts(store: Store, asked: Asked, column: str) -> GroupOf:
+def group_parts(store: Store, asked: Asked, column: str, places: bool) -> GroupOf:
     """The groups of a column, for all layers that feed the weight or the bias: a bias can be shared."""
+    if places:
+        return PlaceOf.in_layer(store, asked.info.name, column)
     biases = set(asked.module.biases)
     feeding = [
         layer.name for layer in store.manifest.layers if layer.name == asked.info.name or biases & set(layer.biases)
@@ -78,7 +80,7 @@ def through_ledger(store: Store, info: LayerInfo, queries: int, groups: GroupOf,
     """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
     that is less work than a scan or a sweep for them ``alone``.
     """
-    if info.keep == "ledger" or is_shared(store, info):
+    if info.booked or is_shared(store, info):
         return True
     weights = sum(store.parameters[name].size for name in info.weights)
     many = 1 if is_shaped(store, info) else weights / (info.key_size + info.d_out)

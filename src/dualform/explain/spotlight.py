@@ -128,10 +128,17 @@ class Spotlight:
         score: Score = "contribution",
         target: Target = None,
         position: int | None = None,
+        places: bool = False,
         progress: bool = True,
     ) -> Groups:
-        """A score summed over the groups of a column. ``score="abs"`` is the paper's: Σ|α|."""
-        answer = self.ask(layer, by=(column,), score=score, target=target, position=position, progress=progress)
+        """A score summed over the groups of a column. ``score="abs"`` is the paper's: Σ|α|.
+
+        With ``places`` every position of the examples is a group of its own: names are (value, position), as for the
+        words of a text that is noted by where a stretch of it begins. That is for weights α.
+        """
+        answer = self.ask(
+            layer, by=(column,), score=score, target=target, position=position, places=places, progress=progress
+        )
         return answer.groups[column]
 
     def timeline(
@@ -155,7 +162,7 @@ class Spotlight:
     def ask(
         self, layer: str, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
         timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
-        position: int | None = None, progress: bool = True,
+        position: int | None = None, places: bool = False, progress: bool = True,
     ) -> Answer:  # fmt: skip
         """Several questions in one pass: the ``top`` slots (of each group of ``top_by``), sums ``by`` columns, a
         ``timeline`` of so many stretches.
@@ -166,11 +173,13 @@ class Spotlight:
         _at_least(0, "timeline", timeline)
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
-        if info.keep == "ledger" and (top or timeline or score != "contribution"):
+        if info.booked and ((top or timeline) if score == "contribution" else info.keep == "ledger"):
             raise QueryError(
                 f"of layer '{layer}' a ledger by '{store.manifest.by}' was kept and no slots, so it can only be asked "
                 f"for by({store.manifest.by!r}, layer={layer!r}). For top examples record with keep='slots'."
             )
+        if places and score == "contribution":
+            raise QueryError("places=True is for weights α: say score='abs' or score='weight'.")
         asked = Asked(info, module, score, position, self._capture(target))
         queries = asked.queries(store.compute)
         k = min(top, max(1, store.slots(info.name)))
@@ -178,7 +187,7 @@ class Spotlight:
         of = group_slots(store, [info.name], top_by) if top and top_by is not None else None
         bests = BestOfGroups(len(of.names), k, len(queries), score, order, of) if of else None
         columns = (by,) if isinstance(by, str) else tuple(by)
-        groups = {column: group_parts(store, asked, column) for column in columns}
+        groups = {column: group_parts(store, asked, column, places) for column in columns}
         over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
         times = GroupSums(over.count, len(queries), score, over) if over else None
         with bar(f"attending over {info.name}", store.slots(info.name), progress) as watch:
@@ -212,7 +221,7 @@ class Spotlight:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
-            if is_shaped(store, info) or is_shared(store, info) or info.keep == "ledger":
+            if is_shaped(store, info) or is_shared(store, info) or info.booked:
                 parts = split(store, view, info.weights, watch=watch)
                 out = apply(info, matrix_of(info, {name: part.total for name, part in parts.items()}), rows)
             else:

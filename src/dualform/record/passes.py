@@ -184,11 +184,11 @@ class Passes:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
         slots.batch.arrived = True
         rooms: list[Room] = []
-        if layer.keep == "ledger":
+        if layer.booked:
             slots.end = len(key)
             slots.eps = torch.finfo(error.dtype).eps
             self.book.take(slots, key, error, users)
-        else:
+        if layer.keep != "ledger":
             stage = self._stages[layer.name]
             rooms = stage.take(slots, key, error, self.arena)
             self.bytes += len(key) * stage.row_bytes

@@ -210,10 +210,11 @@ def _layer(
 
 def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
     """Layers that share a parameter (an embedding tied to the output) are kept alike if one of them has a ledger."""
-    in_ledger = {name for layer in layers if layer.keep == "ledger" for name in layer.parameters}
+    in_ledger = {name for layer in layers if layer.booked for name in layer.parameters}
     return {
-        layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) else layer for layer in layers
-    }  # fmt: skip
+        layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) and not layer.booked else layer
+        for layer in layers
+    }
 
 
 def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
@@ -222,6 +223,6 @@ def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
     for layer in layers:
         for name in layer.parameters:
             kind = "weight" if name in layer.weights else "bias"
-            kind = {"slots": kind, "ledger": "ledger"}.get(layer.keep, "rest")
+            kind = "ledger" if layer.booked else kind if layer.keep == "slots" else "rest"
             kinds[name] = "rest" if kinds.get(name) == "rest" else kind
     return {name: kind for name, kind in kinds.items() if kind != "rest"}

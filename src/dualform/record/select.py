@@ -9,7 +9,7 @@ from dualform.types import Keep
 
 from .layers import Kind, computed, kind_of, refusal_of
 
-KEEPS = ("slots", "keys", "ledger", "nothing")
+KEEPS = ("slots", "keys", "ledger", "keys+ledger", "nothing")
 
 
 def known_layers(model: nn.Module) -> dict[str, nn.Module]:

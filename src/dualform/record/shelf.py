@@ -88,7 +88,7 @@ class Shelf:
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
-                    if slots.layer.keep == "ledger" and not slots.batch.done:
+                    if slots.layer.booked and not slots.batch.done:
                         self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
                     slots.batch.done = True
         if self.holds(step):

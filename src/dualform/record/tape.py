@@ -60,9 +60,9 @@ def record(
     Training is bit for bit what it is without recording, and nothing stays on the model or the optimiser afterwards.
 
     - ``dtype``: what slots are kept in: "float16" (with a power of two a row), "float32" or "float64".
-    - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger" or "nothing", for all layers or by
-      name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its size does not
-      grow with training. It is written by ``tape.flush()`` and at the end.
+    - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger", "keys+ledger" or "nothing", for all
+      layers or by name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its
+      size does not grow with training. It is written by ``tape.flush()`` and at the end.
     - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name.
     - ``rules``: how further optimisers step, ``{MyOptimizer: Rule(...)}``; ``None`` records keys and errors only.
     - ``resume``: go on with the memory at ``path`` from this step; what came after it is dropped.
@@ -75,7 +75,7 @@ def record(
     if snapshot_every is not None and snapshot_every < 1:
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
-    if by is None and "ledger" in ({keep} if isinstance(keep, str) else set(keep.values())):
+    if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
     plan = make_plan(model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
     if by is not None and not plan.in_ledger:
