@@ -170,7 +170,7 @@ def accuracies() -> str:
                         f"{max(run['training']['certificate'] for run in runs):.1e}",
                     ])  # fmt: skip
     head = ["experiment", "variant", "after phase", "test images of", "paper, %", "ours, %", "networks", "steps clipped, %", "certificate"]  # fmt: skip
-    note = "The certificate is the worst of all parameters; memories are in float16."
+    note = "The certificate is the worst of all parameters; memories are in float16, those of `continual` in float32."
     return "\n\n".join(["## Accuracies", table(head, rows), note]) if rows else ""
 
 

@@ -45,6 +45,10 @@ class ImageSettings:
 
 SINGLE = ImageSettings((Phase(("mnist",), 3000),))
 LONGER = ImageSettings((Phase(("mnist",), 5000),))
+JOINT = ImageSettings((Phase(("mnist", "fashion-mnist"), 5000),))
+CONTINUAL = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 3000)), dtype="float32")
+"""In float32: all 10,000 predictions at the switch are to be those of the checkpoint."""
+CONTINUAL_LONG = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 7000)))
 
 EXPERIMENTS: dict[str, dict[str, ImageSettings]] = {
     "single": {
@@ -53,18 +57,9 @@ EXPERIMENTS: dict[str, dict[str, ImageSettings]] = {
         "5000-clipped": LONGER,
         "5000-unclipped": replace(LONGER, clip=None),
     },
-    "joint": {
-        "clipped": ImageSettings((Phase(("mnist", "fashion-mnist"), 5000),)),
-        "unclipped": ImageSettings((Phase(("mnist", "fashion-mnist"), 5000),), clip=None),
-    },
-    "continual": {
-        "clipped": ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 3000))),
-        "unclipped": ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 3000)), clip=None),
-    },
-    "continual-long": {
-        "clipped": ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 7000))),
-        "unclipped": ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 7000)), clip=None),
-    },
+    "joint": {"clipped": JOINT, "unclipped": replace(JOINT, clip=None)},
+    "continual": {"clipped": CONTINUAL, "unclipped": replace(CONTINUAL, clip=None)},
+    "continual-long": {"clipped": CONTINUAL_LONG, "unclipped": replace(CONTINUAL_LONG, clip=None)},
     "cifar10": {"clipped": ImageSettings((Phase(("cifar10",), 5000),), small=True, test_images=2000)},
 }
 """By experiment and variant. The paper's own settings all run on two cores; the sources leave the variants open."""
