@@ -9,15 +9,20 @@ import torch
 
 from experiments.runs import Options, Run, begin, console
 
+from . import language
 from .masks import explain_forgetting, keep_some, mask_classes, mask_phases
 from .pictures import draw
-from .settings import EXPERIMENTS, ImageSettings, tiny
+from .settings import EXPERIMENTS, ON_REQUEST, LanguageSettings, Settings, tiny
 from .training import train
 from .votes import count_votes
 
 
-def work(experiment: str, run: Run, settings: ImageSettings) -> None:
+def work(experiment: str, run: Run, settings: Settings) -> None:
     """The stages of an experiment. Figures are drawn of the first network alone."""
+    if isinstance(settings, LanguageSettings):
+        stages = {"training": partial(language.train, run, settings), "prompts": partial(language.ask, run, settings)}
+        run.stages(stages)
+        return
     stages = {"training": partial(train, run, settings)}
     one = len(settings.sets) == 1
     if one:
@@ -40,7 +45,7 @@ def reproduce(experiment: str, options: Options) -> None:
         torch.set_num_threads(options.threads)
     for seed in range(options.seeds):
         for name in options.variants:
-            variant = EXPERIMENTS[experiment][name]
+            variant = (EXPERIMENTS[experiment] | ON_REQUEST.get(experiment, {}))[name]
             settings = replace(tiny(variant) if options.quick else variant, seed=seed)
             folder = options.out / "dual-form" / experiment / name / f"seed-{seed}"
             run = begin(folder, f"dual-form/{experiment}", settings)

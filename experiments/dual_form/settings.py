@@ -43,6 +43,40 @@ class ImageSettings:
         return tuple(dict.fromkeys(name for phase in self.phases for name in phase.sets))
 
 
+@dataclass(frozen=True)
+class LanguageSettings:
+    """An LSTM on a text."""
+
+    text: Literal["aesop", "wikitext-2"]
+    """Aesop's fables by characters, WikiText-2 by words."""
+    updates: int
+    hidden: int
+    embedding: int | None
+    batch: int
+    unroll: int
+    learning_rate: float
+    clip: float
+    reset: float
+    """How likely the state is forgotten at an update; it always is where the text begins again."""
+    prompt: int
+    prompts: int
+    """How many tokens are read before a question, and how many questions are asked of each part of the text."""
+    dropout: float = 0.0
+    decay: float = 1e-7
+    seed: int = 0
+    dtype: Literal["float16", "float32", "float64"] = "float32"
+    saved_every: int = 250
+    """Updates from one checkpoint to the next."""
+    test_tokens: int = 250_000
+
+
+Settings = ImageSettings | LanguageSettings
+
+AESOP = LanguageSettings("aesop", 5000, 1024, 64, 64, 100, 1e-3, 1.0, 0.01, 100, 3)
+WIKITEXT = LanguageSettings("wikitext-2", 10_000, 200, None, 128, 100, 3e-3, 0.3, 0.01, 100, 10, dropout=0.5)
+SMALLER_AESOP = replace(AESOP, updates=1500, hidden=192, batch=16, unroll=50, learning_rate=3e-3, prompts=5)
+SMALLER_WIKITEXT = replace(WIKITEXT, updates=1500, batch=20, unroll=35, prompts=5, test_tokens=50_000)
+
 SINGLE = ImageSettings((Phase(("mnist",), 3000),))
 LONGER = ImageSettings((Phase(("mnist",), 5000),))
 JOINT = ImageSettings((Phase(("mnist", "fashion-mnist"), 5000),))
@@ -50,7 +84,7 @@ CONTINUAL = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 30
 """In float32: all 10,000 predictions at the switch are to be those of the checkpoint."""
 CONTINUAL_LONG = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 7000)))
 
-EXPERIMENTS: dict[str, dict[str, ImageSettings]] = {
+EXPERIMENTS: dict[str, dict[str, Settings]] = {
     "single": {
         "3000-clipped": SINGLE,
         "3000-unclipped": replace(SINGLE, clip=None),
@@ -61,11 +95,27 @@ EXPERIMENTS: dict[str, dict[str, ImageSettings]] = {
     "continual": {"clipped": CONTINUAL, "unclipped": replace(CONTINUAL, clip=None)},
     "continual-long": {"clipped": CONTINUAL_LONG, "unclipped": replace(CONTINUAL_LONG, clip=None)},
     "cifar10": {"clipped": ImageSettings((Phase(("cifar10",), 5000),), small=True, test_images=2000)},
+    "aesop": {"cpu": SMALLER_AESOP},
+    "aesop-reset": {"cpu": replace(SMALLER_AESOP, reset=1.0, prompt=50)},
+    "wikitext-2": {"cpu": SMALLER_WIKITEXT},
 }
-"""By experiment and variant. The paper's own settings all run on two cores; the sources leave the variants open."""
+"""By experiment and variant. Perceptrons run in the paper's own settings, with variants that the sources leave open;
+language models in smaller ones, ``cpu``, since the paper's take hours on two cores and hundreds of gigabytes."""
+
+ON_REQUEST: dict[str, dict[str, Settings]] = {
+    "aesop": {"paper": AESOP},
+    "aesop-reset": {"paper": replace(AESOP, reset=1.0, prompt=50)},
+    "wikitext-2": {"paper": WIKITEXT},
+}
+"""Variants that are run where they are named."""
 
 
-def tiny(settings: ImageSettings, updates: int = 6) -> ImageSettings:
+def tiny(settings: Settings, updates: int = 6) -> Settings:
     """The same for a few steps, to see that all of it runs."""
+    if isinstance(settings, LanguageSettings):
+        return replace(
+            settings, updates=updates, hidden=12, embedding=settings.embedding and 8, batch=4, unroll=10, prompt=8,
+            prompts=2, saved_every=4, test_tokens=200,
+        )  # fmt: skip
     phases = tuple(replace(phase, updates=updates) for phase in settings.phases)
     return replace(settings, phases=phases, widths=(24, 16), batch=16, test_images=40)

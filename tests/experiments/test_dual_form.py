@@ -1,12 +1,15 @@
 """Every experiment of the dual-form paper runs for a few steps, goes on where it was stopped, and makes its page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from dualform.data import cifar10, fashion_mnist, mnist
+import dualform
+from dualform.data import aesop, cifar10, fashion_mnist, mnist, wikitext2
 from dualform.errors import DataNotFound, QueryError
 from dualform.show import cli
 from dualform.show.reproduce import known, paper, reproduce
@@ -14,9 +17,10 @@ from dualform.show.reproduce import known, paper, reproduce
 paper("dual-form")  # puts the source tree on the path
 
 from experiments import runs  # noqa: E402
-from experiments.dual_form import page, settings  # noqa: E402
+from experiments.dual_form import language, page, settings  # noqa: E402
 
 EXPERIMENTS = list(settings.EXPERIMENTS)
+LANGUAGE = list(settings.ON_REQUEST)
 
 
 def need_data() -> None:
@@ -24,6 +28,8 @@ def need_data() -> None:
         mnist("test")
         fashion_mnist("test")
         cifar10("test", small=True)
+        aesop()
+        wikitext2("test")
     except DataNotFound as error:
         pytest.skip(str(error))
 
@@ -43,7 +49,7 @@ def first(out: Path, experiment: str) -> Path:
     return out / "dual-form" / experiment / next(iter(settings.EXPERIMENTS[experiment])) / "seed-0"
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name not in LANGUAGE])
 def test_a_run_keeps_settings_versions_results_and_figures_and_no_memory(experiment, out):
     folder = first(out, experiment)
     about = json.loads((folder / "run.json").read_text())
@@ -55,6 +61,36 @@ def test_a_run_keeps_settings_versions_results_and_figures_and_no_memory(experim
     assert len(training["accuracy"]) == len(about["settings"]["phases"])
     assert {file.suffix for file in (folder / "figures").iterdir()} == {".png", ".pdf"}
     assert not (folder / "memory").exists()
+
+
+@pytest.mark.parametrize("experiment", LANGUAGE)
+def test_a_language_model_is_explained_exactly_and_asked_about_prompts(experiment, out):
+    folder = first(out, experiment)
+    training, asked = (json.loads((folder / f"{stage}.json").read_text()) for stage in ("training", "prompts"))
+    assert training["worst"] < 1e-4
+    assert "output.weight" in training["certificate"]
+    assert len(asked["prompts"]) == 4
+    for prompt in asked["prompts"]:
+        for layer, rankings in prompt["layers"].items():
+            assert len(rankings["by slot"]) == len(rankings["by place"]) == 3
+            assert len(rankings["by contribution"]) == (0 if (experiment, layer) == ("wikitext-2", "output") else 3)
+    assert not (folder / "memory").exists()
+
+
+def test_a_language_model_goes_on_from_its_checkpoint(out, tmp_path):
+    """Stopped after its checkpoint it ends with the weights of the run that was never stopped."""
+    variant = settings.tiny(settings.EXPERIMENTS["aesop"]["cpu"])
+    assert isinstance(variant, settings.LanguageSettings)
+    found = []
+    for stopped in (False, True):
+        run = runs.begin(tmp_path / str(stopped), "dual-form/aesop", variant)
+        if stopped:
+            language.train(run, replace(variant, updates=5))
+        language.train(run, variant)
+        found.append(dualform.open(run.memory))
+    assert [memory.step for memory in found] == [6, 6]
+    for name, tensor in found[0].weights(progress=False).items():
+        assert torch.equal(tensor, found[1].weights(progress=False)[name]), name
 
 
 def test_votes_are_shares_and_parts_sum_to_the_whole(out):
@@ -103,10 +139,17 @@ def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["page", "--runs", str(out / "dual-form")])
     page.main()
     text = (tmp_path / "page.md").read_text()
-    for heading in ("Table 1", "Accuracies", "The mask that the paper imagined", "Forgetting, explained", "Figures"):
+    for heading in (
+        "Table 1",
+        "Accuracies",
+        "The mask that the paper imagined",
+        "Forgetting, explained",
+        "Language models",
+    ):
         assert f"## {heading}" in text
     votes = json.loads((first(out, "single") / "votes.json").read_text())
     assert f"{votes['layers']['2']['abs']['right']:.1f}" in text
+    assert "## wikitext-2, cpu" in (tmp_path / "page-passages.md").read_text()
 
 
 def test_the_page_in_the_documents_is_made_of_the_results_beside_the_experiments():

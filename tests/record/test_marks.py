@@ -206,3 +206,23 @@ def test_a_wide_network_of_many_rows_has_no_marks(tmp_path):
     run = trained(tmp_path, model, sgd(model), data, dtype="float16")
     assert run.memory.certificate.marks == ()
     assert run.memory.certificate.worst < 1e-2
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1e-3])
+@pytest.mark.filterwarnings("ignore::dualform.errors.DualformWarning")
+def test_saturated_gates_are_not_taken_for_a_penalty_and_a_penalty_is_seen_beside_them(penalty, tmp_path):
+    """Of 1 − y rounding leaves little where y is almost 1, so single entries of a gradient are known badly there."""
+    torch.manual_seed(0)
+    model = nn.LSTM(8, 24)
+    with torch.no_grad():
+        model.bias_ih_l0.uniform_(-18, 18)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "memory", dtype="float32", progress=False):
+        for _ in range(40):
+            output, _ = model(torch.randn(20, 4, 8))
+            (output.square().mean() + penalty * model.weight_hh_l0.square().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    certificate = dualform.open(tmp_path / "memory").certificate
+    assert {mark.name for mark in certificate.marks} == ({"weight_hh_l0"} if penalty else set())
+    assert (certificate.worst < 1e-4) == (not penalty)

@@ -1,5 +1,6 @@
-"""Networks to train and to ask."""
+"""Networks to record and ask."""
 
+from .lstm import LSTMLanguageModel
 from .mlp import MLP
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "LSTMLanguageModel"]

@@ -10,7 +10,8 @@ from typing import Any
 from dualform.errors import DataNotFound, QueryError
 
 PAPERS = {"dual-form": "experiments.dual_form.run"}
-"""Each with ``EXPERIMENTS``, variants by name, and ``reproduce(experiment, options)``."""
+"""Each with ``EXPERIMENTS``, variants by name, ``ON_REQUEST``, variants that are only run where they are named, and
+``reproduce(experiment, options)``."""
 
 
 def source_tree() -> Path:
@@ -46,6 +47,7 @@ def reproduce(name: str, variants: Sequence[str], **options: Any) -> None:
         raise QueryError(f"{first} has no experiment '{experiment}': it has {list(module.EXPERIMENTS)}.")
     for each in [experiment] if experiment else module.EXPERIMENTS:
         names = list(module.EXPERIMENTS[each])
-        if unknown := [variant for variant in variants if variant not in names]:
-            raise QueryError(f"{first}/{each} has no variant '{unknown[0]}': it has {names}.")
+        all_names = [*names, *module.ON_REQUEST.get(each, {})]
+        if unknown := [variant for variant in variants if variant not in all_names]:
+            raise QueryError(f"{first}/{each} has no variant '{unknown[0]}': it has {all_names}.")
         module.reproduce(each, import_module("experiments.runs").Options(variants=tuple(variants or names), **options))

@@ -1,0 +1,30 @@
+"""A language model: an LSTM that says what comes next."""
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+State = tuple[Tensor, Tensor]
+"""What the LSTM remembers of what it has read: hidden and cell state, (1, batch, hidden) each."""
+
+
+class LSTMLanguageModel(nn.Module):
+    """Embedding, a projection of it where it is narrower, an LSTM, and a linear layer to the next token.
+
+    With ``embedding=64, hidden=1024`` on characters and with ``hidden=200, dropout=0.5`` on words it is the network of
+    Irie, Csordás, Schmidhuber (2022), arXiv 2202.05798: embeddings from U(±0.1), all else as torch begins.
+    """
+
+    def __init__(self, tokens: int, hidden: int, *, embedding: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, embedding or hidden)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.embedding_adapter = nn.Identity() if embedding is None else nn.Linear(embedding, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.rnn = nn.LSTM(hidden, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, tokens)
+
+    def forward(self, tokens: Int[Tensor, "b n"], state: State | None = None) -> tuple[Float[Tensor, "b n v"], State]:
+        """The logits of the next token at every place, and what is remembered at the end."""
+        x = self.embedding_adapter(self.dropout(self.embedding(tokens)))
+        hidden, after = self.rnn(x, state)
+        return self.output(hidden), after
