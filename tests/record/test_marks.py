@@ -215,12 +215,12 @@ def test_saturated_gates_are_not_taken_for_a_penalty_and_a_penalty_is_seen_besid
     torch.manual_seed(0)
     model = nn.LSTM(8, 24)
     with torch.no_grad():
-        model.bias_ih_l0.uniform_(-18, 18)
+        model.get_parameter("bias_ih_l0").uniform_(-18, 18)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.record(model, optimizer, tmp_path / "memory", dtype="float32", progress=False):
         for _ in range(40):
             output, _ = model(torch.randn(20, 4, 8))
-            (output.square().mean() + penalty * model.weight_hh_l0.square().sum()).backward()
+            (output.square().mean() + penalty * model.get_parameter("weight_hh_l0").square().sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
     certificate = dualform.open(tmp_path / "memory").certificate
