@@ -332,16 +332,17 @@ def _prompt(number: int, each: dict[str, Any]) -> str:
     ]
     for layer, rankings in each["layers"].items():
         rows = [
-            [ranking, place + 1, _passage(hit), hit.get("article", ""), _numbers(hit)]
+            [ranking, place + 1, _passage(hit), _numbers(hit)]
             for ranking, hits in rankings.items()
             for place, hit in enumerate(hits)
         ]
-        lines.append(f"**{layer}**\n\n{table(['ranking', '', 'passage', 'article', ''], rows)}")
+        lines.append(f"**{layer}**\n\n{table(['ranking', '', 'passage', ''], rows)}")
     return "\n\n".join(lines)
 
 
 def _passage(hit: dict[str, Any]) -> str:
-    return f"… {_plain(hit['before'])}**{_plain(hit['token']) or '␣'}**{_plain(hit['after'])} …"
+    article = f"*{_plain(hit['article'])}*: " if "article" in hit else ""
+    return f"{article}… {_plain(hit['before'])}**{_plain(hit['token']) or '␣'}**{_plain(hit['after'])} …"
 
 
 def _numbers(hit: dict[str, Any]) -> str:
