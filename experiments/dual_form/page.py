@@ -237,24 +237,26 @@ def kept() -> str:
     """What is left when only some visits are kept, and without a class."""
     parts = []
     for variant in EXPERIMENTS["single"]:
+        tables = []
         for run in seeds("single", variant, "kept")[:1]:
             about = run["kept"]
             orders = list(about["accuracy"])
+            carried = about["share of all sizes in the largest"]
             rows = [
-                [f"{100 * share:g}", *(f"{100 * about['accuracy'][order][i]:.1f}" for order in orders),
-                 f"{100 * about['share of all sizes in the largest'][str(share)]:.0f}"]
+                [f"{100 * share:g}", *(f"{100 * about['accuracy'][order][i]:.1f}" for order in orders), f"{100 * carried[str(share)]:.0f}"]
                 for i, share in enumerate(about["shares"])
             ]  # fmt: skip
-            parts.append(
-                f"### {variant}\n\n{table(['visits kept, %', *orders, 'of all sizes in the largest, %'], rows)}"
-            )
+            tables.append(table(["visits kept, %", *orders, "of all sizes in the largest, %"], rows))
         for run in seeds("single", variant, "classes")[:1]:
+            lines = run["classes"]["classes"]
             rows = [
-                [f"{100 * v:.1f}" if isinstance(v, float) else v for v in line.values()]
-                for line in run["classes"]["classes"]
+                [f"{100 * value:.1f}" if isinstance(value, float) else value for value in line.values()]
+                for line in lines
             ]
             head = ["class masked", "answers of this class, %", "right in this class, %", "right in the others, %"]
-            parts.append(table(head, rows))
+            tables.append(table(head, rows))
+        if tables:
+            parts += [f"### {variant}", *tables]
     text = (
         "Accuracy with some of the visits alone, beside the first weights: those that put the most into the weights "
         "(Σ|c|·‖e‖·‖x‖ of each layer, relative to how far the layer moved), the least, the latest, the earliest, or random "
