@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dualform.errors import DualformError
+from dualform.errors import QueryError
 
 PACKAGES = ("dualform", "torch", "numpy", "pyarrow", "safetensors")
 console = Console(stderr=True, highlight=False)
@@ -36,10 +36,6 @@ class Options:
     quick: bool = False
     threads: int = 0
     keep: bool = False
-
-
-class RunError(DualformError):
-    """A run folder that does not fit what is asked for."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def begin(folder: Path, experiment: str, settings: Any) -> Run:
     if file.exists():
         found = json.loads(file.read_text())
         if (found["experiment"], found["settings"]) != (experiment, asked):
-            raise RunError(
+            raise QueryError(
                 f"{folder} holds a run of {found['experiment']} with other settings ({found['settings']}). Choose "
                 "another folder with --out, or remove it."
             )

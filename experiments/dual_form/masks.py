@@ -91,7 +91,6 @@ def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
     random = torch.rand(len(sizes), generator=torch.Generator().manual_seed(settings.seed))
     orders = {
         "largest": sizes.argsort(descending=True),
-        "smallest": sizes.argsort(),
         "latest": torch.arange(len(sizes)).flip(0),
         "earliest": torch.arange(len(sizes)),
         "random": random.argsort(),

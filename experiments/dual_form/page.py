@@ -236,9 +236,9 @@ def masks() -> str:
 def kept() -> str:
     """What is left when only some visits are kept, and without a class."""
     parts = []
-    for variant in EXPERIMENTS["single"]:
+    for variant in EXPERIMENTS["kept"]:
         tables = []
-        for run in seeds("single", variant, "kept")[:1]:
+        for run in seeds("kept", variant, "kept")[:1]:
             about = run["kept"]
             orders = list(about["accuracy"])
             carried = about["share of all sizes in the largest"]
@@ -247,7 +247,7 @@ def kept() -> str:
                 for i, share in enumerate(about["shares"])
             ]  # fmt: skip
             tables.append(table(["visits kept, %", *orders, "of all sizes in the largest, %"], rows))
-        for run in seeds("single", variant, "classes")[:1]:
+        for run in seeds("kept", variant, "classes")[:1]:
             lines = run["classes"]["classes"]
             rows = [
                 [f"{100 * value:.1f}" if isinstance(value, float) else value for value in line.values()]
@@ -259,7 +259,7 @@ def kept() -> str:
             parts += [f"### {variant}", *tables]
     text = (
         "Accuracy with some of the visits alone, beside the first weights: those that put the most into the weights "
-        "(Σ|c|·‖e‖·‖x‖ of each layer, relative to how far the layer moved), the least, the latest, the earliest, or random "
+        "(Σ|c|·‖e‖·‖x‖ of each layer, relative to how far the layer moved), the latest, the earliest, or random "
         "ones. And without all visits of one class."
     )
     return "\n\n".join(["## What is left of a network", text, *parts]) if parts else ""

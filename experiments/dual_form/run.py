@@ -24,13 +24,12 @@ def work(experiment: str, run: Run, settings: Settings) -> None:
         run.stages(stages)
         return
     stages = {"training": partial(train, run, settings)}
-    one = len(settings.sets) == 1
-    if one:
-        stages["votes"] = partial(count_votes, run, settings)
-    if settings.seed == 0:
-        stages["figures"] = partial(draw, experiment, run, settings)
-    if one and settings.seed == 0:
+    if experiment == "kept":
         stages |= {"classes": partial(mask_classes, run, settings), "kept": partial(keep_some, run, settings)}
+    elif len(settings.sets) == 1:
+        stages["votes"] = partial(count_votes, run, settings)
+    if experiment != "kept" and settings.seed == 0:
+        stages["figures"] = partial(draw, experiment, run, settings)
     if len(settings.phases) > 1:
         stages |= {
             "masks": partial(mask_phases, run, settings),

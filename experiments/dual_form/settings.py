@@ -91,6 +91,7 @@ EXPERIMENTS: dict[str, dict[str, Settings]] = {
         "5000-clipped": LONGER,
         "5000-unclipped": replace(LONGER, clip=None),
     },
+    "kept": {"5000-clipped": LONGER},
     "joint": {"clipped": JOINT, "unclipped": replace(JOINT, clip=None)},
     "continual": {"clipped": CONTINUAL, "unclipped": replace(CONTINUAL, clip=None)},
     "continual-long": {"clipped": CONTINUAL_LONG, "unclipped": replace(CONTINUAL_LONG, clip=None)},
