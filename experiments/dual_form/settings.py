@@ -75,7 +75,7 @@ Settings = ImageSettings | LanguageSettings
 AESOP = LanguageSettings("aesop", 5000, 1024, 64, 64, 100, 1e-3, 1.0, 0.01, 100, 3)
 WIKITEXT = LanguageSettings("wikitext-2", 10_000, 200, None, 128, 100, 3e-3, 0.3, 0.01, 100, 10, dropout=0.5)
 SMALLER_AESOP = replace(AESOP, updates=1500, hidden=192, batch=16, unroll=50, learning_rate=3e-3, prompts=5)
-SMALLER_WIKITEXT = replace(WIKITEXT, updates=1500, batch=20, unroll=35, prompts=5, test_tokens=50_000)
+SMALLER_WIKITEXT = replace(WIKITEXT, updates=3000, batch=20, unroll=35, prompts=5, test_tokens=50_000)
 
 SINGLE = ImageSettings((Phase(("mnist",), 3000),))
 LONGER = ImageSettings((Phase(("mnist",), 5000),))
