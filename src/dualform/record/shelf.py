@@ -6,22 +6,19 @@ Their slots lie in one of two arenas: one is filled while the other goes to the 
 import queue
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
-from dualform.types import Transition
 
 from .audit import Found, audit
-from .gradients import Follower, Pass
+from .gradients import Follower
 from .marks import Marks
 from .meeting import Meeting, Said, glance
-from .notes import Batch, Notes
+from .moved import Moved, New, factors_of, line_of, new_batches, scales_of
+from .notes import Notes
 from .passes import Passes
 from .plan import Plan
 from .proof import Proof, Used
@@ -41,22 +38,6 @@ WITHOUT_SLOTS = (
 
 CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
-
-
-@dataclass(slots=True)
-class Moved:
-    """One parameter in a step, as far as it is known while training runs."""
-
-    follower: Follower
-    passes: list[Pass]
-    transition: Transition | None
-    settings: Mapping[str, float]
-    inner: float
-    """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
-    bare: bool
-    """Whether it has a gradient that no slots of this process made."""
-    sample: bytes = b""
-    state_sample: bytes = b""
 
 
 class Shelf:
@@ -193,7 +174,7 @@ class Shelf:
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
         steps, self._steps = self._steps, []
-        new = _new_batches(steps)
+        new = new_batches(steps)
         meeting = None if self.ranks.alone else self._talk(steps, new)
         found = self._audit(steps, meeting)
         self._number_visits(new, meeting)
@@ -202,11 +183,11 @@ class Shelf:
         for step, moved in steps:
             here = [found[step, each.follower] for each in moved]
             lines += [
-                (step, _line(each, scale))
-                for each, scale in zip(moved, _scales(here), strict=True)
+                (step, line_of(each, scale))
+                for each, scale in zip(moved, scales_of(here), strict=True)
                 if each.follower.name not in self.passes.book.accounts
             ]
-            used += [Used(step, *each) for each in _factors(moved, here) if each[0].layer.keep != "ledger"]
+            used += [Used(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
         self.proof.take(lines, used)
         if self.ranks.first:
             self.pending.steps += lines
@@ -218,7 +199,7 @@ class Shelf:
             for follower in self.passes.followers.values():
                 follower.look_elsewhere()
 
-    def _talk(self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence["New"]) -> Meeting:
+    def _talk(self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence[New]) -> Meeting:
         """Meet the other processes, and find out when to meet again."""
         since = self.marks.step - self.pending.first + 1
         said = Said(
@@ -294,7 +275,7 @@ class Shelf:
         else:
             stretches.append((slots.run, slots.begin, slots.end))
 
-    def _number_visits(self, new: Iterable["New"], meeting: Meeting | None) -> None:
+    def _number_visits(self, new: Iterable[New], meeting: Meeting | None) -> None:
         """Give the examples of new batches their visits: step by step, and in each those of the first process first."""
         before = self.visit
         for each in new:
@@ -317,53 +298,3 @@ class Shelf:
                 "the batches."
             )
             raise self._broken
-
-
-class New(NamedTuple):
-    """A batch that a step uses for the first time: the step, which of its batches, how many examples."""
-
-    step: int
-    number: int
-    size: int
-    batch: Batch
-
-
-def _new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
-    new: dict[int, New] = {}
-    for step, moved in steps:
-        number = 0
-        for each in moved:
-            for added in each.passes:
-                for slots in added.slots:
-                    batch, axis = slots.batch, slots.layer.batch_dim
-                    if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
-                        size = slots.leading[axis if axis < len(slots.leading) else 0]
-                        new[id(batch)] = New(step, number, size if batch.size is None else batch.size, batch)
-                        number += 1
-    return list(new.values())
-
-
-def _scales(found: Sequence[Found]) -> list[float]:
-    """The gradient scale of each parameter; where all watched entries were zero, that of the others."""
-    if all(each.scale is not None for each in found):
-        return [each.scale or 0.0 for each in found]
-    known = [each.scale for each in found if each.scale is not None and each.factors]
-    common = float(np.median(known)) if known else 1.0
-    return [common if each.scale is None else each.scale for each in found]
-
-
-def _factors(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple[Slots, float, float]]:
-    """The slots that a step used up, and what they count for in the gradients of weight and bias."""
-    used: dict[int, tuple[Slots, list[float]]] = {}
-    for each, about in zip(moved, found, strict=True):
-        for added, factor in zip(each.passes, about.factors, strict=True):
-            for slots in added.slots:
-                _, factors = used.setdefault(id(slots), (slots, [0.0, 0.0]))
-                factors[0 if each.follower.name in slots.layer.weights else 1] = factor
-    return [(slots, weight, bias) for slots, (weight, bias) in used.values()]
-
-
-def _line(moved: Moved, scale: float) -> ParameterStep:
-    return ParameterStep(
-        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample
-    )

@@ -18,11 +18,12 @@ from dualform.types import Transition
 from .book import Booked
 from .gradients import Follower
 from .marks import Marks
+from .moved import Moved
 from .notes import Notes
 from .passes import Passes
 from .plan import Plan
 from .samples import Samples
-from .shelf import Moved, Shelf
+from .shelf import Shelf
 
 LOOKED_AT = 1 << 12
 """Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
