@@ -182,7 +182,8 @@ def signed() -> str:
             continue
         rows = []
         for layer, scores in runs[0]["votes"]["layers"].items():
-            for score in (name for name, value in scores.items() if isinstance(value, dict)):
+            everywhere = set(scores).intersection(*(run["votes"]["layers"][layer] for run in runs))
+            for score in (name for name, value in scores.items() if isinstance(value, dict) and name in everywhere):
                 shares = [
                     spread(cell(variant, layer, row, score)) for row in ("target, wrong", "output, wrong", "right")
                 ]
