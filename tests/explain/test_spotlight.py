@@ -24,6 +24,7 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import dualform
 from dualform.errors import DualformWarning, QueryError
@@ -150,6 +151,26 @@ def test_sizes_are_the_norms_of_the_visits_parts_of_the_weights(run):
             assert bool((norms <= sizes * (1 + 1e-9) + 1e-12).all())
             if memory.store.slots(info.name) == len(sizes):  # one slot a visit
                 close(sizes, norms)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Conv2d(4, 6, 3, groups=2), lambda: nn.LSTM(5, 4)])
+def test_sizes_are_the_norms_over_all_parts_and_pieces_of_a_map(make, tmp_path):
+    torch.manual_seed(0)
+    layer = make().double()
+    shape = (1, 4, 3, 3) if isinstance(layer, nn.Conv2d) else (1, 1, 5)  # one slot a visit
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    with dualform.record(layer, optimizer, tmp_path / "memory", dtype="float64", progress=False):
+        for _ in range(5):
+            out = layer(torch.randn(shape, dtype=torch.float64))
+            (out if isinstance(out, torch.Tensor) else out[0]).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path / "memory")
+    name, ledger = memory.layers[0], memory.ledger("visit")
+    weights = memory.store.layer(name)[0].weights
+    for visit, size in enumerate(memory.sizes(name).tolist()):
+        parts = [ledger[visit][weight].square().sum() for weight in weights]
+        assert size == pytest.approx(float(sum(parts)) ** 0.5)
 
 
 @pytest.mark.parametrize("column", [None, "label", "index"])

@@ -226,3 +226,24 @@ def test_saturated_gates_are_not_taken_for_a_penalty_and_a_penalty_is_seen_besid
     certificate = dualform.open(tmp_path / "memory").certificate
     assert {mark.name for mark in certificate.marks} == ({"weight_hh_l0"} if penalty else set())
     assert (certificate.worst < 1e-4) == (not penalty)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_watched_gates_that_all_become_saturated_are_not_marked(seed, tmp_path):
+    """A switch among the inputs opens all units but one wide, after the entries to watch were chosen among them."""
+    torch.manual_seed(seed)
+    model = nn.LSTM(8, 24)
+    with torch.no_grad():
+        model.get_parameter("weight_ih_l0")[:, 0].view(4, 24)[:, 1:] = 10.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "memory", dtype="float32", progress=False):
+        for step in range(40):
+            x = torch.randn(20, 4, 8)
+            x[..., 0] = float(step >= 5)
+            output, _ = model(x)
+            (output - 0.5).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    certificate = dualform.open(tmp_path / "memory").certificate
+    assert certificate.marks == ()
+    assert certificate.worst < 1e-4

@@ -1,6 +1,7 @@
 r"""How much each visit put into a layer: :math:`\sum |c_t|\,\lVert e_t\rVert\,\lVert x_t\rVert` over its slots.
 
-For a visit with one slot this is the norm of its part of the weights, else a bound of it.
+For a visit with one slot this is the norm of its part of the weights, else a bound of it. Where a map has several
+pieces (the two sides of an LSTM) or parts (a grouped convolution) it is the norm over all of them.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from dualform.attend import View, Watch, coefficients, stream
 from dualform.errors import QueryError
-from dualform.memory import Store
+from dualform.memory import Store, parts_of
 
 from .parts import is_shaped
 
@@ -26,11 +27,14 @@ def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None
     of_step = [(piece, coefficients(store, piece.parameter, view.horizon).of_step) for piece in info.pieces]
     for slots in stream(store, layer, view, errors=True, watch=watch):
         assert slots.errors is not None
-        error = slots.errors.double().norm(dim=1)
-        scale = slots.block.key_scale
+        keys, errors = slots.keys.double(), slots.errors.double()
+        square = torch.zeros(len(keys), dtype=torch.float64)
         for piece, coefficient in of_step:
-            key = slots.keys[:, piece.begin : piece.end].double().norm(dim=1)
-            size = slots.values(coefficient).double().abs() * error * (key if scale is None else key * scale)
-            visits = torch.from_numpy(slots.block.visits) % len(total)  # −1, not known, goes to the last entry
-            total.index_add_(0, visits, size)
+            value = slots.values(coefficient).double().square()
+            for k, e in parts_of(info):
+                key = keys[:, k][:, piece.begin : piece.end]
+                square += value * errors[:, e].square().sum(1) * key.square().sum(1)
+        size, scale = square.sqrt(), slots.block.key_scale
+        visits = torch.from_numpy(slots.block.visits) % len(total)  # −1, not known, goes to the last entry
+        total.index_add_(0, visits, size if scale is None else size * scale)
     return total[:-1]

@@ -14,7 +14,6 @@ from dualform.attend import (
     Best,
     BestOfGroups,
     GroupSums,
-    Queries,
     coefficients,
     dual_output,
     initial_part,
@@ -24,7 +23,7 @@ from dualform.attend import (
 )
 from dualform.errors import QueryError
 from dualform.memory import matrix_of
-from dualform.types import LayerInfo, ModuleInfo, Order, Score
+from dualform.types import LayerInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
 from .examples import first_axis
@@ -267,12 +266,6 @@ class Spotlight:
             self._weights = self.memory.weights_for(self.model)
         layers = {module.name: (info, module) for info in self.memory.store.manifest.layers for module in info.modules}
         return capture(self.model, self.inputs, layers, self._weights, target)
-
-    def _queries(
-        self, info: LayerInfo, module: ModuleInfo, target: Target, position: int | None, score: Score
-    ) -> tuple[Queries, Capture]:  # fmt: skip
-        found = self._capture(target)
-        return Asked(info, module, score, position, found).queries(self.memory.store.compute), found
 
 
 def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:

@@ -104,13 +104,10 @@ def _is_wrong(added: Pass, eps: float) -> bool:
 def product_of(added: Pass) -> Product:
     """What the slots of a pass add to the watched entries."""
     total, size, rows = np.zeros(len(added.entries.seen)), np.zeros(len(added.entries.seen)), 0
-    for error, key in added.terms or ():
-        e, x = error.double().cpu().numpy(), None if key is None else key.double().cpu().numpy()
-        product = e if x is None else e * x
-        total += product.sum(0)
-        size += np.abs(product).sum(0)
+    for error, key, known in added.terms or ():
+        e, s = error.double().cpu().numpy(), known.double().cpu().numpy()
+        x = np.ones((1, 1)) if key is None else key.double().cpu().numpy()
+        total += (e * x).sum(0)
+        size += (s * np.abs(x)).sum(0)
         rows += len(e)
-    if any(slots.layer.kind == "recurrent" for slots in added.slots):
-        # errors of a saturated gate hold 1 − y, of which rounding leaves little: they are known beside the others
-        size = np.full_like(size, size.max(initial=0.0))
     return Product(total, size, rows, max([0.0, *(slots.eps for slots in added.slots)]))

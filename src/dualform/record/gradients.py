@@ -44,9 +44,11 @@ class Entries:
             self._places[layer.name] = self._place(layer, error.device)
         rows, columns = self._places[layer.name]
         e = error.index_select(1, rows)
+        # an error behind a saturated gate holds 1 − y, of which rounding leaves little: it is known beside the others
+        known = error.abs().amax(1, keepdim=True) if layer.kind == "recurrent" else e.abs()
         if columns is None:
-            return e, None
-        return e, key == columns if layer.indexed else key.index_select(1, columns)
+            return Terms(e, None, known)
+        return Terms(e, key == columns if layer.indexed else key.index_select(1, columns), known)
 
     def _place(self, layer: LayerInfo, device: torch.device) -> tuple[Tensor, Tensor | None]:
         if self.parameter in layer.biases:
@@ -55,8 +57,13 @@ class Entries:
         return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
-Terms = tuple[Tensor, Tensor | None]
-"""For each row of a call the watched columns of its error and of its input (of a bias: none), side by side."""
+class Terms(NamedTuple):
+    """For each row of a call the watched columns of its error and of its input (of a bias: none), side by side."""
+
+    error: Tensor
+    key: Tensor | None
+    size: Tensor
+    """Beside what an error is known: rounding leaves a share of it."""
 
 
 class Product(NamedTuple):
