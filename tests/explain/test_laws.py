@@ -1,5 +1,7 @@
 """The promises of a memory: dual == primal, parts sum to the whole, prefix and horizon == checkpoint."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.compute as pc
 import pytest
@@ -23,6 +25,9 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+import dualform
+from dualform.explain.weights import through_ledger
 
 
 def build(kind: str, path) -> Run:
@@ -274,6 +279,29 @@ def test_masked_weights_are_the_sum_over_the_visible_slots_one_by_one(setup, dat
     for name, tensor in memory.weights().items():
         close(tensor, naive.parameter(name, horizon, visible))
         close(memory.parameter(name), naive.parameter(name, horizon, visible))
+
+
+@given(setup=setups(), data=st.data())
+def test_a_mask_gives_the_same_weights_by_what_it_shows_by_what_it_hides_and_through_a_ledger(
+    setup, data, tmp_path_factory
+):
+    run = setup.run(tmp_path_factory.mktemp("memory"))
+    horizon = data.draw(st.integers(1, len(setup.sizes)))
+    memory = dualform.open(run.path).at(horizon)
+    column = data.draw(st.sampled_from(["label", "step", "index", "source"]))
+    hidden = data.draw(st.sampled_from(sorted(set(memory.visits[column].to_pylist()))))
+    visible = np.array([value != hidden for value in memory.store.visits[column].to_pylist()])
+    shown = memory.without(~visible).weights()
+    asked = dualform.open(run.path).at(horizon)
+    asked.weights()
+    less = asked.without(~visible).weights()
+    booked = dualform.open(run.path).at(horizon)
+    booked.ledger(column)
+    assert through_ledger(booked.store, replace(booked.view, visible=visible)) is not None
+    through = booked.without(~visible).weights()
+    for name, tensor in shown.items():
+        close(less[name], tensor)
+        close(through[name], tensor)
 
 
 def test_masks_of_a_whole_model_leave_the_rest_as_it_was(run):

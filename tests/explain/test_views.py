@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualform.errors import FilterError, HorizonError, QueryError, UnknownColumn
+from dualform.explain import filters
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,32 @@ FILTERS = {
     "a modulus": ("visit % 3 = 0", None, lambda v: v["visit"] % 3 == 0),
     "a pattern": ("source like 'o%'", pc.field("source") == "odd", lambda v: v["source"].startswith("o")),
 }
+
+
+HOSTILE = [
+    "1); drop view visits; --",
+    "1) from visits; select (1",
+    "(select count(*) from read_csv('/etc/passwd')) > 0",
+    "(select count(*) from run) > 0",
+    "exists(select * from 'visits.parquet')",
+    "true) from visits; copy visits to 'stolen.csv'; select (true",
+    "true; set enable_external_access = true",
+]
+
+
+@pytest.mark.parametrize("filter", HOSTILE)
+def test_a_filter_sees_the_visits_and_nothing_else(filter, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FilterError):
+        run.memory.without(filter)
+    assert not list(tmp_path.iterdir())
+    assert len(run.memory.only("visit >= 0").visits) == len(run.memory.visits)
+
+
+def test_a_filter_that_never_ends_is_stopped(run, monkeypatch):
+    monkeypatch.setattr(filters, "LONGEST", 0.3)
+    with pytest.raises(FilterError, match="takes more than"):
+        run.memory.without("(select count(*) from range(100000000) a, range(100000) b) > label")
 
 
 @pytest.mark.parametrize("name", FILTERS)

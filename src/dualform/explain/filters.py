@@ -1,5 +1,7 @@
 """Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
 
+import threading
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -10,6 +12,12 @@ from jaxtyping import Bool
 from dualform.errors import FilterError
 
 Filter = str | pc.Expression | np.ndarray | torch.Tensor
+
+CLOSED = {"enable_external_access": False, "python_enable_replacements": False, "lock_configuration": True}
+"""A filter may come from a web page: it sees the visits, and no file, no variable, no other machine."""
+
+LONGEST = 20.0
+"""Seconds that a filter may take."""
 
 
 def matching(visits: pa.Table, filter: Filter) -> Bool[np.ndarray, " V"]:
@@ -38,17 +46,24 @@ def named(filter: Filter) -> str:
 
 
 def _sql(visits: pa.Table, text: str) -> np.ndarray:
-    connection = duckdb.connect(config={"enable_external_access": False})
+    connection = duckdb.connect(config=CLOSED)
     connection.register("visits", visits)
+    query = f"select coalesce(({text}\n)::boolean, false) as found from visits order by visit"
+    late = threading.Timer(LONGEST, connection.interrupt)
+    late.start()
     try:
-        table = connection.sql(
-            f"select coalesce(({text})::boolean, false) as found from visits order by visit"
-        ).to_arrow_table()
+        if len(connection.extract_statements(query)) != 1:
+            raise FilterError(f"the filter {text!r} is more than one condition.")
+        table = connection.sql(query).to_arrow_table()
+    except duckdb.InterruptException as error:
+        raise FilterError(f"the filter {text!r} takes more than {LONGEST} s. Write a simpler condition.") from error
     except duckdb.Error as error:
         reason = str(error).split("\n")[0]
         raise FilterError(
             f"cannot read the filter {text!r}: {reason} (the columns are {visits.column_names})"
         ) from error
+    finally:
+        late.cancel()
     if len(table) != len(visits):
         raise FilterError(
             f"the filter {text!r} gives {len(table):,} answers for {len(visits):,} visits; it must be one condition on "

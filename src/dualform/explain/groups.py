@@ -83,10 +83,7 @@ def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarra
         raise UnknownColumn(
             f"no column '{column}' among the visits: there are {store.visits.column_names}. Note it while recording."
         )
-    key = ("groups", column)
-    if key not in store.cache:
-        store.cache[key] = _encode(store.visits, column)
-    return store.cache[key]
+    return store.kept(("groups", column), lambda: _encode(store.visits, column))
 
 
 def given_groups(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from dualform.errors import QueryError
 from dualform.memory import Store
 
 from .groups import GroupOf, given_groups, groups_of
-from .weights import explained, split_by
+from .weights import Book, explained, split_by
 
 LARGEST = 4 << 30
 """Bytes that a ledger may take."""
@@ -63,7 +64,14 @@ def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress:
             f"a ledger of '{column}' would hold {len(names):,} copies of the weights ({size / 2**30:.1f} GiB). "
             f"Choose a coarser column, or ask spot.by({column!r}, …) about single queries."
         )
-    parts = split_by(store, view, explained(store), progress, group_of=groups, groups=len(groups.names))
+
+    def make() -> Book:
+        visits = np.flatnonzero(store.visits["step"].to_numpy() <= view.horizon)
+        parts = split_by(store, view, explained(store), progress, group_of=groups, groups=len(groups.names))
+        return Book(view.horizon, visits, groups.of_visit[visits], parts)
+
+    kind = "ledger" if view.visible is None else "ledger of a part"
+    parts = store.kept((kind, view.key, groups.of_visit.tobytes()), make).parts
     used = [
         i
         for i, name in enumerate(groups.names)

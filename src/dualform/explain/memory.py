@@ -25,7 +25,7 @@ from .progress import bar
 from .sizes import visit_sizes
 from .spotlight import Spotlight
 from .targets import Target
-from .weights import explained, kept_network, one_parameter, whole_network
+from .weights import explained, kept_network, network, one_parameter
 
 
 def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memory":
@@ -149,10 +149,7 @@ class Memory:
     def weights(self, *, progress: bool = True) -> dict[str, Tensor]:
         """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots."""
         self._see_that_masks_count()
-        key = ("weights", self.view.key)
-        if key not in self.store.cache:
-            self.store.cache[key] = whole_network(self.store, self.view, progress)
-        return self.store.cache[key]
+        return self.store.kept(("weights", self.view.key), lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""

@@ -1,6 +1,7 @@
 """The parts of a layer's output that sum to the whole: what groups put into its weight and bias, and the beginning."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -105,10 +106,10 @@ def sums_of_weights(
     positive = asked.info.indexed or bool((queries.rows >= 0).all())
     if not fit(store, layer, len(groups.names)) or not (signed or positive):
         return None
-    key = ("keys", layer, column, groups.names, view.key, signed)
-    if key not in store.cache:
-        store.cache[key] = key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch)
-    sums = store.cache[key]
+    sums = store.kept(
+        ("keys", layer, column, groups.names, view.key, signed),
+        lambda: key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch),
+    )
     return None if sums is None else summed_weights(queries, sums, indexed=asked.info.indexed)
 
 
@@ -145,7 +146,10 @@ def kept_split(
 ) -> dict[str, Split]:
     """Parameters split by the groups of a column. Kept for the next question."""
     keys = {name: ("split", name, column, groups.names, view.key) for name in names}
-    missing = [name for name, key in keys.items() if key not in store.cache]
+    missing = [name for name, key in keys.items() if key not in store.kept]
     found = split(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
-    store.cache |= {keys[name]: part for name, part in found.items()}
-    return {name: store.cache[key] for name, key in keys.items()}
+    again = partial(split, store, view, group_of=groups, groups=len(groups.names), watch=watch)
+    return {
+        name: store.kept(key, lambda name=name: found.get(name) or again(names=[name])[name])
+        for name, key in keys.items()
+    }

@@ -1,9 +1,12 @@
 """Weights from slots: every explained parameter as a sum over training, whole or by group."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dualform.attend import Split, View, explained_layers, split
@@ -24,15 +27,67 @@ def split_by(store: Store, view: View, names: Sequence[str], progress: bool, **o
         return split(store, view, names, watch=watch, **options)
 
 
-def whole_network(store: Store, view: View, progress: bool) -> dict[str, Tensor]:
-    """Every parameter and buffer: rebuilt from the slots, the rest from its snapshots."""
-    parts = split_by(store, view, explained(store), progress) if view.horizon else {}
+def network(store: Store, view: View, progress: bool) -> dict[str, Tensor]:
+    """Every parameter and buffer: rebuilt from the slots, the rest from its snapshots.
+
+    A mask goes the shortest way: through a ledger that was made before, or by what it hides, else by what it shows.
+    """
+    exact = (through_ledger(store, view) or by_hidden(store, view)) if view.visible is not None else None
+    if exact is None:
+        parts = split_by(store, view, explained(store), progress) if view.horizon else {}
+        exact = {name: part.total for name, part in parts.items()}
+        if view.visible is None:
+            store.kept[("exact", view.horizon)] = exact
     return {
-        p.name: parts[p.name].total.to(getattr(torch, p.dtype))
-        if p.name in parts
-        else store.snapshot(p.name, view.horizon)
+        p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
         for p in store.manifest.parameters
     }
+
+
+def through_ledger(store: Store, view: View) -> dict[str, Tensor] | None:
+    """The explained parameters from a ledger whose groups the mask hides or shows as a whole; None without one."""
+    assert view.visible is not None
+    for book in store.kept.all("ledger"):
+        if book.horizon == view.horizon and (shown := book.shown(view.visible)) is not None:
+            return {name: part.initial + part.groups[shown].sum(0) for name, part in book.parts.items()}
+    return None
+
+
+def by_hidden(store: Store, view: View) -> dict[str, Tensor] | None:
+    """The explained parameters less what the mask hides: where all of them are known, and it hides less than half."""
+    assert view.visible is not None
+    whole = store.kept.get(("exact", view.horizon))
+    if whole is None or any(store.shaped(name) or not store.parameters[name].by_slots for name in whole):
+        return None
+    layers = explained_layers(store)
+    if any((store.calls(layer.name).visit < 0).any() for layer in layers):  # slots that no mask can hide
+        return None
+    hidden = ~view.visible & (store.visits["step"].to_numpy() <= view.horizon)
+    if 2 * int(hidden.sum()) > len(hidden):
+        return None
+    gone = split(store, View(view.horizon, hidden), list(whole))
+    return {name: total - gone[name].groups.sum(0) for name, total in whole.items()}
+
+
+@dataclass(frozen=True)
+class Book:
+    """The parts of a ledger at a horizon, with the visits up to it and the group of each; the last group is for what
+    is not known.
+    """
+
+    horizon: int
+    visits: Int[np.ndarray, " v"]
+    of_visit: Int[np.ndarray, " v"]
+    parts: dict[str, Split]
+
+    def shown(self, visible: Bool[np.ndarray, " V"]) -> list[int] | None:
+        """The groups that a mask shows; None where it takes one apart, or hides a part of what is not known."""
+        groups = len(next(iter(self.parts.values())).groups)
+        count = np.bincount(self.of_visit, minlength=groups)
+        seen = np.bincount(self.of_visit, weights=visible[self.visits], minlength=groups).astype(int)
+        if ((seen > 0) & (seen < count)).any() or seen[-1] < count[-1]:
+            return None
+        return np.flatnonzero(seen == count).tolist()
 
 
 def kept_network(store: Store, step: int) -> dict[str, Tensor]:

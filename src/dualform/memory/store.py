@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 from .calls import Block, Calls, join_blocks
 from .codec import COMPUTED, STORED, row_scale
 from .files import verify
+from .kept import Kept
 from .ledgers import LedgerState, add_parts, read_ledger
 from .manifest import Manifest, Shard
 from .parts import ledgers_by_rank, lines, load_manifest
@@ -48,7 +48,7 @@ class Store:
         for name, entry in self._files.items():
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
-        self.cache: dict[Any, Any] = {}
+        self.kept = Kept()
         """What was computed from the memory and is worth keeping while it is open."""
 
     @property
@@ -132,10 +132,7 @@ class Store:
 
     def schedule(self, parameter: str) -> Moves:
         """What the optimiser did to a parameter. Kept for the next question."""
-        key = ("schedule", parameter)
-        if key not in self.cache:
-            self.cache[key] = self._schedule.moves(parameter) if self.steps else NO_MOVES
-        return self.cache[key]
+        return self.kept(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
     def rule(self, parameter: str) -> Rule | None:
         """The rule that explains a parameter; None if there is none, or none is needed to read it."""
@@ -249,17 +246,16 @@ class Store:
 
     def _first_calls(self, layer: str) -> Int[np.ndarray, " s1"]:
         """The first call of each shard, and the number of all calls."""
-        key = ("first calls", layer)
-        if key not in self.cache:
-            self.cache[key] = np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer)))
-        return self.cache[key]
+        return self.kept(
+            ("first calls", layer),
+            lambda: np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer))),
+        )
 
     def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
         """The number of slots of a layer up to each shard's end."""
-        key = ("ends", layer)
-        if key not in self.cache:
-            self.cache[key] = np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
-        return self.cache[key]
+        return self.kept(
+            ("ends", layer), lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
+        )
 
     def _block(self, shard: Shard, layer: str, first: int, begin: int, end: int, errors: bool) -> Block:
         """Some slots of a shard, whose first is slot ``first`` of the layer."""
