@@ -17,6 +17,7 @@ from paper_run import images, machine, save
 
 import dualform
 from dualform.attend import View, stream
+from dualform.explain.queries import Asked
 from dualform.models import MLP
 
 
@@ -48,7 +49,7 @@ def main():
         for layer in memory.layers:
             ask = partial(spot.ask, layer, top=10, by=("label",), score="abs", progress=False)
             keys = torch.cat([slots.keys.clone() for slots in stream_keys(memory, layer)])
-            queries = spot._queries(*memory.store.layer(layer), None, None, "abs")[0].rows
+            queries = Asked(*memory.store.layer(layer), "abs", None, spot._own).queries(memory.store.compute).rows
             ours, bare = timed([ask, partial(torch.matmul, queries, keys.mT)], asked.repeats)
             check(memory, layer, queries, keys, ask())
             total["ours"], total["bare"] = total["ours"] + ours, total["bare"] + bare

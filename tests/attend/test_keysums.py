@@ -71,7 +71,7 @@ def test_many_queries_take_contributions_from_the_parts_of_the_weights(tmp_path)
     memory, model = trained(tmp_path / "memory", "float64")
     spot = memory.attend(model, inputs(50, False))
     for layer in LAYERS:
-        with no_scan():
+        with no_scan(), mock.patch.object(parts, "A_GROUP", 0):
             fast = spot.by("label", layer=layer, progress=False)
         with mock.patch.object(parts, "LARGEST", 0):
             slow = spot.by("label", layer=layer, progress=False)
@@ -84,6 +84,8 @@ def test_few_queries_are_not_worth_the_parts_of_the_weights(tmp_path):
     memory, _ = trained(tmp_path / "memory", "float64")
     layer, _ = memory.store.layer("0")
     groups = parts.group_slots(memory.store, ["0"], "label")
-    assert not parts.through_ledger(memory.store, layer, 2, groups, alone=True)  # 30 weights, 11 numbers a slot
-    assert parts.through_ledger(memory.store, layer, 3, groups, alone=True)
-    assert not parts.through_ledger(memory.store, layer, 3, groups, alone=False)
+    with mock.patch.object(parts, "A_GROUP", 0):
+        assert not parts.through_ledger(memory.store, layer, 2, groups, alone=True)  # 30 weights, 11 numbers a slot
+        assert parts.through_ledger(memory.store, layer, 3, groups, alone=True)
+        assert not parts.through_ledger(memory.store, layer, 3, groups, alone=False)
+    assert not parts.through_ledger(memory.store, layer, 3, groups, alone=True)  # nor are many groups of few slots

@@ -25,7 +25,16 @@ def test_a_second_run_replaces_the_first(twice):
 def test_it_leaves_a_report_figures_and_what_is_needed_to_go_on(twice):
     out, _, _ = twice
     names = {file.name for file in out.iterdir()}
-    assert {"report.html", "memory", "test.npy", "top.png", "spotlight.png", "totals-2.png", "timeline-2.png"} <= names
+    assert {
+        "report.html",
+        "memory",
+        "train.npz",
+        "test.npz",
+        "top.png",
+        "spotlight.png",
+        "totals-2.png",
+        "timeline-2.png",
+    } <= names
 
 
 def test_it_says_how_exact_it_is_what_sums_to_what_and_what_a_mask_is(twice):

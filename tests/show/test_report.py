@@ -1,17 +1,22 @@
-"""The report: one page that needs nothing else."""
+"""The report: the views, frozen in one page that needs nothing else."""
 
 import base64
 from html.parser import HTMLParser
 from io import BytesIO
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
 
-from dualform.show.page import STYLE
-from dualform.show.report import Asked, png, write_report
+from dualform.show.examples import data_address
+from dualform.show.report import choose, write_report
+from dualform.show.views.explorer import Place
+from dualform.show.views.render import style
+from dualform.show.views.whatif import REMOVED
+from dualform.show.views.work import Desk
 
 
 class Seen(HTMLParser):
@@ -26,63 +31,63 @@ class Seen(HTMLParser):
         self.text += data
 
 
-@pytest.fixture(scope="module")
-def page(recorded, tmp_path_factory):
-    memory, x = recorded.memory, recorded.x[:2]
-    spot = memory.attend(recorded.model, x)
-    answer = spot.ask("fc2", top=5, by=["label"], timeline=6, timeline_by="label")
-    masked = memory.without("label = 1").predict(recorded.model, x)
-    recalled = spot.by("label", layer="fc2", score="abs")
-    asked = [
-        Asked(
-            f"<b>{i}</b>", recorded.images[i], int(recorded.labels[i]), i, spot.prediction[i], answer.hits,
-            answer.groups["label"], recalled, answer.timeline, "label = 1", masked[i],
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    file = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(
-        file, title="a < b", facts={"steps": "30"}, certificate=memory.certificate, asked=asked, images=recorded.images
-    )
+@pytest.fixture
+def page(digits_explorer, tmp_path):
+    digits_explorer.desk = Desk(patience=float("inf"))
+    rows = {Place("test", 0): "<b>first</b>", Place("test", 1): "second"}
+    file = write_report(tmp_path / "report.html", digits_explorer, rows, title="a < b", facts={"steps": "60"}, weigh=40)
     seen = Seen()
     seen.feed(file.read_text(encoding="utf-8"))
     return seen
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "form"})
     for tag, attributes in page.tags:
-        assert "href" not in attributes
+        assert "href" not in attributes and "style" not in attributes
         assert tag != "img" or attributes["src"].startswith("data:image/png;base64,")
-    assert "url(" not in STYLE and "@import" not in STYLE
+    assert "url(" not in style() and "@import" not in style()
+    policy = next(
+        a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'")
 
 
 def test_every_picture_has_a_text_for_those_who_cannot_see_it(page):
     pictures = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(pictures) == 2 * (1 + 5)
-    assert all(attributes["alt"] for attributes in pictures)
-    assert all(attributes["aria-label"] for tag, attributes in page.tags if tag == "svg")
+    assert len(pictures) > 2 * 2 * 8 and all(attributes["alt"] for attributes in pictures)
+    for tag, attributes in page.tags:
+        assert tag != "svg" or attributes.get("aria-hidden") == "true" or attributes.get("aria-label")
 
 
-def test_it_is_for_phones_and_for_dark_rooms(page):
-    assert any(attributes.get("name") == "viewport" for tag, attributes in page.tags if tag == "meta")
-    assert "prefers-color-scheme: dark" in STYLE
+def test_it_says_what_it_must(page, digits_explorer):
+    for words in ("a < b", "<b>first</b>", "second", REMOVED, "sum to the whole", "Suspects", "counterfactual", "fc1"):
+        assert words in page.text
+    assert f"{digits_explorer.memory.step} steps" in page.text
+    for name in digits_explorer.memory.certificate:
+        assert name in page.text
 
 
-def test_it_says_what_sums_to_what_and_what_a_mask_is(page):
-    text = " ".join(page.text.split())
-    assert "The parts sum to" in text and "residual" in text
-    assert "removes direct contributions with everything else held fixed" in text
-    assert "rounding floor" in text
+def test_examples_that_are_worth_a_look(digits_explorer):
+    rows = choose(digits_explorer, 9)
+    assert len(rows) == 9 and [title.split(":")[0] for title in rows.values()][:3] == [
+        "A mistake", "A close call", "A sure prediction",
+    ]  # fmt: skip
+    for place, title in rows.items():
+        says = digits_explorer.says(digits_explorer.predict(place)[0])[0].number
+        assert (says == digits_explorer.label(place)) == ("mistake" not in title)
+    assert len(choose(digits_explorer, 10**6)) == len(digits_explorer.test)
 
 
-def test_texts_are_escaped(page):
-    assert "a < b" in page.text and "<b>0</b>" in page.text
+def test_a_report_of_a_text(text_explorer, tmp_path):
+    text_explorer.desk = Desk(patience=float("inf"))
+    file = write_report(tmp_path / "report.html", text_explorer, choose(text_explorer, 2), weigh=4)
+    assert "<mark>" in file.read_text(encoding="utf-8")
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
-def test_a_picture_comes_back_as_it_was(height, width, seed):
-    pixels = torch.randint(0, 256, (height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    data = base64.b64decode(png(pixels).partition(",")[2])
-    seen = image.imread(BytesIO(data), format="png")
-    torch.testing.assert_close(torch.from_numpy(255 - seen * 255).round().to(torch.uint8), pixels)
+@given(shape=st.tuples(st.integers(1, 9), st.integers(1, 9)), colours=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_a_picture_is_what_any_reader_of_png_sees(shape, colours, seed):
+    draw = torch.Generator().manual_seed(seed)
+    picture = torch.randint(0, 256, (*shape, 3) if colours else shape, generator=draw, dtype=torch.uint8)
+    data = base64.b64decode(data_address(picture).removeprefix("data:image/png;base64,"))
+    assert np.array_equal((255 * image.imread(BytesIO(data))).round().astype(np.uint8), picture.numpy())

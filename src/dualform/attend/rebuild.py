@@ -63,6 +63,10 @@ class Sum:
             self._add(0, slots.keys, slots.errors, value)
             return
         group = self.group_of(slots.block)
+        if self.bias:
+            terms = (slots.errors * value).double()
+            self.total.view(self.groups, -1).index_add_(0, torch.from_numpy(group).long(), terms)
+            return
         for name in np.unique(group):
             rows = torch.from_numpy(np.flatnonzero(group == name))
             self._hold(int(name), slots.keys[rows], slots.errors[rows], value[rows])

@@ -1,6 +1,7 @@
 """Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
 
 import threading
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -13,7 +14,11 @@ from dualform.errors import FilterError
 
 Filter = str | pc.Expression | np.ndarray | torch.Tensor
 
-CLOSED = {"enable_external_access": False, "python_enable_replacements": False, "lock_configuration": True}
+CLOSED: dict[str, Any] = {
+    "enable_external_access": False,
+    "python_enable_replacements": False,
+    "lock_configuration": True,
+}
 """A filter may come from a web page: it sees the visits, and no file, no variable, no other machine."""
 
 LONGEST = 20.0

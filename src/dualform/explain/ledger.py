@@ -14,6 +14,7 @@ from dualform.errors import QueryError
 from dualform.memory import Store
 
 from .groups import GroupOf, given_groups, groups_of
+from .progress import Progress
 from .weights import Book, explained, split_by
 
 LARGEST = 4 << 30
@@ -48,7 +49,7 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
         return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
 
 
-def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress: bool) -> Ledger:
+def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress: Progress) -> Ledger:
     """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
     names, ids = groups_of(store, column) if isinstance(column, str) else given_groups(store, column)
     column = column if isinstance(column, str) else "group"

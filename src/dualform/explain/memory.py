@@ -21,7 +21,7 @@ from .checks import check_samples, is_network_of
 from .filters import Filter, matching, named
 from .forward import evaluating, run
 from .ledger import Ledger, make_ledger, some_of
-from .progress import bar
+from .progress import Progress, bar
 from .sizes import visit_sizes
 from .spotlight import Spotlight
 from .targets import Target
@@ -124,13 +124,13 @@ class Memory:
         self.store.need_steps()
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
-    def predict(self, model: nn.Module, inputs: Any, *, progress: bool = True) -> Any:
+    def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
         self.fits(model)
         with torch.no_grad(), evaluating(model):
             return run(model, inputs, self.weights(progress=progress))
 
-    def ledger(self, column: str | Iterable[Any], *, progress: bool = True) -> Ledger:
+    def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
 
         In place of a column a value for each visit of the whole memory will do.
@@ -138,7 +138,7 @@ class Memory:
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
 
-    def sizes(self, layer: str, *, progress: bool = True) -> Tensor:
+    def sizes(self, layer: str, *, progress: Progress = True) -> Tensor:
         """How much each visit put into a layer, whatever is asked: Σ |c| ‖e‖ ‖x‖ over its slots, one number a visit."""
         self.store.need_steps()
         with bar(f"sizes in {layer}", self.store.slots(self.store.layer(layer)[0].name), progress) as watch:
@@ -146,7 +146,7 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------- weights
 
-    def weights(self, *, progress: bool = True) -> dict[str, Tensor]:
+    def weights(self, *, progress: Progress = True) -> dict[str, Tensor]:
         """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots."""
         self._see_that_masks_count()
         return self.store.kept(("weights", self.view.key), lambda: network(self.store, self.view, progress))
@@ -162,7 +162,7 @@ class Memory:
             return one_parameter(self.store, self.view, name)
         return self.store.snapshot(name, self.step).double()
 
-    def load_into(self, model: nn.Module, *, progress: bool = True) -> nn.Module:
+    def load_into(self, model: nn.Module, *, progress: Progress = True) -> nn.Module:
         """Copy the memory's weights into a model."""
         self.fits(model)
         weights = self.weights(progress=progress)
@@ -181,7 +181,7 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------- checks
 
-    def check(self, model: nn.Module | None = None, *, full: bool = False, progress: bool = True) -> Certificate:
+    def check(self, model: nn.Module | None = None, *, full: bool = False, progress: Progress = True) -> Certificate:
         """Does this model have the weights that the memory rebuilds?
 
         Without a model: do the entries kept at this step agree?

@@ -17,6 +17,9 @@ from .groups import GroupOf, PlaceOf, group_slots
 from .ledger import LARGEST
 from .queries import Asked
 
+A_GROUP = 4e6
+"""Products that would take as long as what each group of a ledger costs besides."""
+
 
 def group_parts(store: Store, asked: Asked, column: str, places: bool) -> GroupOf:
     """The groups of a column, for all layers that feed the weight or the bias: a bias can be shared."""
@@ -84,8 +87,13 @@ def through_ledger(store: Store, info: LayerInfo, queries: int, groups: GroupOf,
     if info.booked or is_shared(store, info):
         return True
     weights = sum(store.parameters[name].size for name in info.weights)
-    many = 1 if is_shaped(store, info) else weights / (info.key_size + info.d_out)
-    return alone and 8 * len(groups.names) * weights <= LARGEST and queries > many
+    if not alone or 8 * len(groups.names) * weights > LARGEST:
+        return False
+    if is_shaped(store, info):
+        return queries > 1
+    slots = store.slots(info.name)
+    by_ledger = slots * weights + A_GROUP * len(groups.names)
+    return by_ledger < slots * queries * (info.key_size + info.d_out)
 
 
 def is_shared(store: Store, info: LayerInfo) -> bool:

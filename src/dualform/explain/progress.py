@@ -1,21 +1,28 @@
 """A progress bar for passes over the slots."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from dualform.attend import Watch
+
+Progress = bool | Callable[[str, int, int], None]
+"""Whether a bar is shown, or who is told what is done, how many slots of it, and of how many."""
 
 WORTH_SHOWING = 200_000
 """Passes over fewer slots are over before one could read the bar."""
 
 
 @contextmanager
-def bar(what: str, slots: int, show: bool) -> Iterator[Watch | None]:
+def bar(what: str, slots: int, show: Progress) -> Iterator[Watch | None]:
     """A bar on the terminal that is gone when the pass is over; None where there is nothing to show it on."""
+    if callable(show):
+        yield _Telling(show, what, slots)
+        return
     console = Console(stderr=True)
     if not show or slots < WORTH_SHOWING or not console.is_terminal:
         yield None
@@ -26,15 +33,27 @@ def bar(what: str, slots: int, show: bool) -> Iterator[Watch | None]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Bars(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=slots)
         yield _Moving(progress, task)
 
 
 @dataclass(frozen=True)
 class _Moving:
-    progress: Progress
+    progress: Bars
     task: TaskID
 
     def __call__(self, slots: int) -> None:
         self.progress.advance(self.task, slots)
+
+
+@dataclass
+class _Telling:
+    tell: Callable[[str, int, int], None]
+    what: str
+    total: int
+    done: int = field(default=0, init=False)
+
+    def __call__(self, slots: int) -> None:
+        self.done += slots
+        self.tell(self.what, self.done, self.total)

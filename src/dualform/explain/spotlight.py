@@ -30,8 +30,9 @@ from .examples import first_axis
 from .forward import Capture, apply, capture
 from .groups import Stretches, group_slots
 from .hits import hits_of
+from .notebook import as_html
 from .parts import group_parts, is_shaped, is_shared, parts_of, without_scan
-from .progress import bar
+from .progress import Progress, bar
 from .queries import Asked
 from .targets import Target, target_key
 
@@ -71,6 +72,10 @@ class Spotlight:
         self._target = target.clone() if isinstance(target, Tensor) else target
         self._captures: dict[Hashable, Capture] = {}
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self)
+
     @property
     def prediction(self) -> Any:
         """What the network itself answers."""
@@ -92,7 +97,7 @@ class Spotlight:
         order: Order = "largest",
         target: Target = None,
         position: int | None = None,
-        progress: bool = True,
+        progress: Progress = True,
     ) -> Hits:
         """The exact k best slots of each query, with weight α, contribution, and the visit's columns."""
         _at_least(1, "k", k)
@@ -110,7 +115,7 @@ class Spotlight:
         order: Order = "largest",
         target: Target = None,
         position: int | None = None,
-        progress: bool = True,
+        progress: Progress = True,
     ) -> dict[Any, Hits]:
         """The exact k best slots of each query in every group of a column: group → hits."""
         _at_least(1, "k", k)
@@ -128,7 +133,7 @@ class Spotlight:
         target: Target = None,
         position: int | None = None,
         places: bool = False,
-        progress: bool = True,
+        progress: Progress = True,
     ) -> Groups:
         """A score summed over the groups of a column. ``score="abs"`` is the paper's: Σ|α|.
 
@@ -142,7 +147,7 @@ class Spotlight:
 
     def timeline(
         self, column: str | None = None, *, layer: str, stretches: int = STRETCHES, score: Score = "contribution",
-        target: Target = None, position: int | None = None, progress: bool = True,
+        target: Target = None, position: int | None = None, progress: Progress = True,
     ) -> Timeline:  # fmt: skip
         """A score over training time, in equal stretches of steps; by groups of a column if one is given."""
         _at_least(1, "stretches", stretches)
@@ -161,7 +166,7 @@ class Spotlight:
     def ask(
         self, layer: str, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
         timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
-        position: int | None = None, places: bool = False, progress: bool = True,
+        position: int | None = None, places: bool = False, progress: Progress = True,
     ) -> Answer:  # fmt: skip
         """Several questions in one pass: the ``top`` slots (of each group of ``top_by``), sums ``by`` columns, a
         ``timeline`` of so many stretches.
@@ -211,7 +216,7 @@ class Spotlight:
             else {},
         )
 
-    def output(self, layer: str, *, progress: bool = True) -> Tensor:
+    def output(self, layer: str, *, progress: Progress = True) -> Tensor:
         """The output of a layer, from its first weights and its slots alone; in the shape the layer gives."""
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)

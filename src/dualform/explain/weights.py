@@ -12,7 +12,7 @@ from torch import Tensor
 from dualform.attend import Split, View, explained_layers, split
 from dualform.memory import Store
 
-from .progress import bar
+from .progress import Progress, bar
 
 
 def explained(store: Store) -> list[str]:
@@ -20,14 +20,14 @@ def explained(store: Store) -> list[str]:
     return [p.name for p in store.manifest.parameters if p.kind != "rest"]
 
 
-def split_by(store: Store, view: View, names: Sequence[str], progress: bool, **options: Any) -> dict[str, Split]:
+def split_by(store: Store, view: View, names: Sequence[str], progress: Progress, **options: Any) -> dict[str, Split]:
     """Explained parameters as sums, with a progress bar. Options go to :func:`split`."""
     layers = [layer for layer in explained_layers(store) if set(layer.parameters) & set(names)]
     with bar("rebuilding the weights", sum(store.slots(layer.name) for layer in layers), progress) as watch:
         return split(store, view, names, watch=watch, **options)
 
 
-def network(store: Store, view: View, progress: bool) -> dict[str, Tensor]:
+def network(store: Store, view: View, progress: Progress) -> dict[str, Tensor]:
     """Every parameter and buffer: rebuilt from the slots, the rest from its snapshots.
 
     A mask goes the shortest way: through a ledger that was made before, or by what it hides, else by what it shows.

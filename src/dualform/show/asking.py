@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from dualform.errors import DualformError, ModelMismatch, QueryError
-from dualform.explain import Memory
+from dualform.explain import Hits, Memory
 from dualform.types import Score
 
+from .examples import Examples
+from .outputs import logits_at_end
 from .tables import caption, groups_table, hits_table
-from .words import FIRST_ORDER, MASKED, sum_check
+from .terminal import looks
+from .words import FIRST_ORDER, MASKED, same_digits, sum_check
+
+LOOKED_AT = 5
+"""Training examples that are shown as pictures or passages."""
 
 AGREE = 10
 """Weights this many times further from the rebuilt ones than the certificate says are not the memory's own."""
@@ -29,6 +35,11 @@ class Question:
     score: Score
     target: int | None
     without: str | None
+    asked: Examples | None = None
+    train: Examples | None = None
+    index: str = "index"
+    classes: Sequence[str] | None = None
+    """What the rows, the training examples and the classes look like, where that is known."""
 
 
 def see_that_they_agree(memory: Memory, model: nn.Module, file: Path) -> None:
@@ -62,23 +73,39 @@ def tell(memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], que
     if question.layer != memory.layers[-1]:
         say.print(FIRST_ORDER)
     for i, row in enumerate(rows):
-        say.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, i)}")
+        say.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, i, question.classes)}")
+        if question.asked is not None:
+            say.print(looks(question.asked, [i], [""], [None], say.color_system is not None))
+        _show_training(question, answer.hits[i], say)
         say.print(hits_table(answer.hits[i]))
         say.print(groups_table(answer.groups[by], i, question.k))
         if question.score == "contribution":
             say.print(sum_check(answer.groups[by], i))
         if masked is not None:
-            say.print(f"Without the visits where {question.without}{_prediction(masked, i)}. {MASKED}")
+            said = _prediction(masked, i, question.classes)
+            say.print(f"Without the visits where {question.without}{said}. {MASKED}")
 
 
-def _prediction(output: Any, i: int) -> str:
+def _show_training(question: Question, hits: Hits, say: Console) -> None:
+    """The first of the best training examples, to look at."""
+    train = question.train
+    if train is None or question.index not in hits.columns.column_names:
+        return
+    known = [hit for hit in hits if isinstance(hit.columns[question.index], int)][:LOOKED_AT]
+    known = [hit for hit in known if 0 <= hit.columns[question.index] < len(train)]
+    adds = same_digits(hit.contribution for hit in known)
+    several = len({hit.position for hit in hits}) > 1
+    rows, places = [hit.columns[question.index] for hit in known], [hit.position if several else None for hit in known]
+    say.print(looks(train, rows, adds, places, say.color_system is not None))
+
+
+def _prediction(output: Any, i: int, classes: Sequence[str] | None = None) -> str:
     """What the network says about one row: its class, or its number; of a sequence what it says at the end."""
-    output = getattr(output, "logits", output)
-    if not isinstance(output, Tensor):
+    logits = logits_at_end(output)
+    if logits is None:
         return ""
-    while output.ndim > 2:
-        output = output[:, -1]
-    if output.ndim < 2 or output.shape[1] == 1:
-        return f" the network says {float(output[i]):+.4g}"
-    best = int(output[i].argmax())
-    return f" the network says class {best}, with a logit of {float(output[i, best]):+.2f}"
+    if logits.shape[1] == 1:
+        return f" the network says {float(logits[i, 0]):+.4g}"
+    best = int(logits[i].argmax())
+    name = f"{classes[best]} (class {best})" if classes and best < len(classes) else f"class {best}"
+    return f" the network says {name}, with a logit of {float(logits[i, best]):+.2f}"

@@ -16,9 +16,15 @@ from dualform.types import Score
 from . import demo as demonstration
 from . import reproduce as experiments
 from .asking import Question, see_that_they_agree, tell
+from .examples import Examples, load_examples, load_vocabulary
 from .factory import load_weights, make_model
 from .inputs import as_inputs, parse_rows, read_rows
 from .inspecting import describe
+from .report import choose, write_report
+from .views.explorer import Place
+from .views.open import make_explorer
+from .views.work import Desk
+from .words import size
 
 
 class Commands(TyperGroup):
@@ -54,6 +60,20 @@ app = typer.Typer(
     epilog="Start with [bold]dualform demo[/]. docs/cli.md says more.",
 )
 MemoryPath = Annotated[Path, Argument(help="The folder of a memory, made by dualform.record.", show_default=False)]
+ModelName = Annotated[str, Option(help="How to make the model: package.module:factory, with plain arguments if any.")]
+Training = Annotated[
+    str | None,
+    Option(
+        help="The training examples, in the order of their index: a file (inputs, labels), or package.module:factory."
+    ),
+]
+Tests = Annotated[str | None, Option(help="Examples to ask about: a file (inputs, labels), or package.module:factory.")]
+Classes = Annotated[str | None, Option(help="What the classes are called: cat,dog,…")]
+Tokens = Annotated[
+    str | None, Option(help="What tokens stand for: 'bytes', a .json or .txt list, or a tokenizer.json.")
+]
+Index = Annotated[str, Option(help="The column that says which training example a visit was of.")]
+Length = Annotated[int, Option(help="Of one long text: the tokens of an example.", min=1)]
 
 
 def _version(wanted: bool) -> bool:
@@ -88,7 +108,7 @@ def inspect(path: MemoryPath) -> None:
 
 EXAMPLES = """[bold]Examples:[/]
 
-dualform ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npy --rows 0,3,5
+dualform ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npz --rows 0,3,5
 
 dualform ask runs/mine --model train:make_model --data test.npz --key images --layer fc1 --score abs --by source"""
 
@@ -96,7 +116,7 @@ dualform ask runs/mine --model train:make_model --data test.npz --key images --l
 @app.command(epilog=EXAMPLES)
 def ask(
     path: MemoryPath,
-    model: Annotated[str, Option(help="How to make the model: package.module:factory, with plain arguments if any.")],
+    model: ModelName,
     data: Annotated[Path, Option(help="Inputs as the model saw them: .npy, .npz, .csv, .parquet, .safetensors.")],
     rows: Annotated[str, Option(help="Which rows of the file: 0,3,5 or 10:14.")] = "0",
     key: Annotated[str | None, Option(help="The array in the file, or the columns of a table: a,b,c.")] = None,
@@ -108,6 +128,10 @@ def ask(
     score: Annotated[Score, Option(help="What counts: the contribution, the weight α, or |α|.")] = "contribution",
     target: Annotated[int | None, Option(help="Explain this class; by default the predicted one.")] = None,
     without: Annotated[str | None, Option(help="Also predict with visits masked out, as in 'label = 3'.")] = None,
+    train: Training = None,
+    classes: Classes = None,
+    tokens: Tokens = None,
+    index: Index = "index",
 ) -> None:
     """Show which training examples the predictions for some rows of a file are made of."""
     memory = open_memory(path) if step is None else open_memory(path).at(step)
@@ -116,8 +140,76 @@ def ask(
         see_that_they_agree(memory, load_weights(network, weights), weights)
     numbers = parse_rows(rows)
     inputs = as_inputs(read_rows(data, numbers, key), network)
-    question = Question(layer or memory.layers[-1], by, k, score, target, without)
+    vocabulary, names = load_vocabulary(tokens), None if classes is None else classes.split(",")
+    asked = Examples(inputs, None, vocabulary) if inputs.ndim > 1 else None
+    known = None if train is None else load_examples(train, network, vocabulary=vocabulary)
+    question = Question(layer or memory.layers[-1], by, k, score, target, without, asked, known, index, names)
     tell(memory, network, inputs, numbers, question, _console())
+
+
+SERVE = """[bold]Examples:[/]
+
+dualform serve runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz
+
+dualform serve runs/mine --model train:make_model --data train:training_set --test train:test_set --classes cat,dog"""  # noqa: E501
+
+
+REPORT = """[bold]Example:[/]
+
+dualform report runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz --examples 20 -o report.html"""  # noqa: E501
+
+
+@app.command(epilog=REPORT)
+def report(
+    path: MemoryPath,
+    model: ModelName,
+    data: Training = None,
+    test: Tests = None,
+    classes: Classes = None,
+    tokens: Tokens = None,
+    index: Index = "index",
+    length: Length = 100,
+    examples: Annotated[int, Option(help="How many predictions to explain.", min=1, max=200)] = 20,
+    rows: Annotated[str | None, Option(help="Which test rows, as in 0,3,5; by default the most telling ones.")] = None,
+    weigh: Annotated[int, Option(help="Test examples to weigh the training set by; 0 for none.", min=0)] = 200,
+    title: Annotated[str, Option(help="The heading.")] = "Which training examples are these predictions made of?",
+    out: Annotated[Path, Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one page that shows what predictions are made of: a single file that needs nothing else."""
+    desk = Desk(patience=float("inf"), tell=True)
+    explorer = make_explorer(path, model, data, test, classes, tokens, index, length, desk)
+    name = "test" if explorer.test is not None else "train"
+    chosen = (
+        choose(explorer, examples)
+        if rows is None
+        else {Place(name, row): f"{name} example {row}" for row in parse_rows(rows)}
+    )
+    file = write_report(out, explorer, chosen, title=title, weigh=weigh)
+    _console().print(f"The report is {file} ({size(file.stat().st_size)}).", soft_wrap=True)
+
+
+@app.command(epilog=SERVE)
+def serve(
+    path: MemoryPath,
+    model: ModelName,
+    data: Training = None,
+    test: Tests = None,
+    classes: Classes = None,
+    tokens: Tokens = None,
+    index: Index = "index",
+    length: Length = 100,
+    host: Annotated[str, Option(help="Where to listen. Beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="On which port; 0 for any that is free.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, Option(envvar="DUALFORM_TOKEN", help="What visitors must know; made up where one is needed.")
+    ] = None,
+    browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
+) -> None:
+    """Look at a memory in the browser: what predictions are made of, and what they would be without some training."""
+    from .web.serve import serve as listen
+
+    explorer = make_explorer(path, model, data, test, classes, tokens, index, length)
+    listen(explorer, host, port, token, browser, _console())
 
 
 @app.command(

@@ -12,13 +12,16 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from dualform.data import digits
-from dualform.explain import Certificate, Hits, Memory, open_memory
+from dualform.explain import Certificate, Groups, Hits, Memory, Timeline, open_memory
 from dualform.models import MLP
 from dualform.record import record
 
 from . import figures
-from .report import Asked, write_report
+from .examples import Examples
+from .report import write_report
 from .tables import certificate_table, groups_table, hits_table
+from .views.explorer import Explorer, Place
+from .views.work import Desk
 from .words import MASKED, disk_size, size, sum_check
 
 STEPS, BATCH, HELD_OUT, SHOWN, CURVE = 500, 64, 500, 8, 300
@@ -34,6 +37,29 @@ class Digits:
     labels: Int[Tensor, " N"]
     train: Int[Tensor, " n"]
     test: Int[Tensor, " m"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One test image that the network was asked about. ``query`` is its place in the answers, which hold several."""
+
+    title: str
+    row: int
+    picture: UInt8[Tensor, "height width"]
+    label: int
+    query: int
+    logits: Float[Tensor, " classes"]
+    hits: Hits
+    groups: Groups
+    recalled: Groups
+    line: Timeline
+    masked: str
+    masked_logits: Float[Tensor, " classes"]
+
+    @property
+    def predicted(self) -> int:
+        """The class with the largest logit."""
+        return int(self.logits.argmax())
 
 
 @dataclass(frozen=True)
@@ -142,12 +168,12 @@ def ask(memory: Memory, model: nn.Module, data: Digits) -> tuple[list[Asked], Hi
     assert answer.hits is not None and answer.timeline is not None
     recalled = spot.by("label", layer=LAYER, score="abs")
     asked = []
-    for i, (title, index) in enumerate(zip(chosen, which.tolist(), strict=True)):
+    for i, ((title, row), index) in enumerate(zip(chosen.items(), which.tolist(), strict=True)):
         mask = f"label = {int(spot.prediction[i].argmax())}"
         without = memory.without(mask).predict(model, data.x[index : index + 1])[0]
         asked.append(
             Asked(
-                title, data.images[index], int(data.labels[index]), i, spot.prediction[i], answer.hits,
+                title, row, data.images[index], int(data.labels[index]), i, spot.prediction[i], answer.hits,
                 answer.groups["label"], recalled, answer.timeline, mask, without,
             )
         )  # fmt: skip
@@ -166,8 +192,9 @@ def tell(say: Console, asked: Asked) -> None:
 
 
 def save(out: Path, memory: Memory, data: Digits, found: Findings) -> Path:
-    """Write the test images (to go on asking), the figures, and the report."""
-    np.save(out / "test.npy", data.x[data.test].numpy())
+    """Write the images (to go on asking), the figures, and the report."""
+    np.savez(out / "train.npz", inputs=data.x.numpy(), labels=data.labels.numpy())
+    np.savez(out / "test.npz", inputs=data.x[data.test].numpy(), labels=data.labels[data.test].numpy())
     for name, figure in draw(data, found).items():
         figure.savefig(out / name)
     facts = {
@@ -178,10 +205,12 @@ def save(out: Path, memory: Memory, data: Digits, found: Findings) -> Path:
         "test accuracy": f"{found.accuracy:.1%}",
         "memory on disk": f"{size(disk_size(memory))}, slots in {memory.store.manifest.dtype}",
     }
-    report = out / "report.html"
+    test = Examples(data.x[data.test], data.labels[data.test])
+    desk = Desk(patience=float("inf"))
+    explorer = Explorer(memory, MLP(*WIDTHS), Examples(data.x, data.labels), test, desk=desk)
+    rows = {Place("test", each.row): each.title for each in found.asked}
     title = "Which training images is this prediction made of?"
-    write_report(report, title=title, facts=facts, certificate=found.certificate, asked=found.asked, images=data.images)
-    return report
+    return write_report(out / "report.html", explorer, rows, title=title, facts=facts)
 
 
 def draw(data: Digits, found: Findings) -> dict[str, figures.Figure]:
@@ -203,7 +232,8 @@ def commands(out: Path) -> list[str]:
     memory, model = out / "memory", f"dualform.models:MLP({', '.join(map(str, WIDTHS))})"
     return [
         f"dualform inspect {memory}",
-        f"dualform ask {memory} --model '{model}' --data {out / 'test.npy'} --rows 0,1 --by label",
+        f"dualform ask {memory} --model '{model}' --data {out / 'test.npz'} --rows 0,1 --by label",
+        f"dualform serve {memory} --model '{model}' --data {out / 'train.npz'} --test {out / 'test.npz'}",
     ]
 
 

@@ -17,21 +17,32 @@ HOW = "Write package.module:factory, as in 'train:make_model' or 'dualform.model
 
 def make_model(name: str) -> nn.Module:
     """Import the factory (the working folder counts too) and call it: ``"dualform.models:MLP(784, 128, 10)"``."""
-    module_name, _, expression = name.partition(":")
-    path, args, kwargs = _read(name, expression)
-    try:
-        found: Any = _import(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-        model = found if isinstance(found, nn.Module) else found(*args, **kwargs)
-    except Exception as error:
-        raise QueryError(f"cannot make the model '{name}': {type(error).__name__}: {error}. {HOW}") from error
+    model = call(name, "the model")
     if not isinstance(model, nn.Module):
         raise QueryError(f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module. {HOW}")
     return model
 
 
-def _read(name: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
+def call(name: str, what: str) -> Any:
+    """What a factory gives; a thing that is no factory as it is."""
+    module_name, _, expression = name.partition(":")
+    path, args, kwargs = _read(name, what, expression)
+    try:
+        found: Any = _import(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found(*args, **kwargs) if callable(found) and not isinstance(found, nn.Module) else found
+    except Exception as error:
+        raise QueryError(f"cannot make {what} '{name}': {type(error).__name__}: {error}. {HOW}") from error
+
+
+def is_name(text: str) -> bool:
+    """Whether a text looks like package.module:factory, and not like a file."""
+    module, colon, rest = text.partition(":")
+    return bool(colon and rest) and all(part.isidentifier() for part in module.split("."))
+
+
+def _read(name: str, what: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
     """The dotted name and the arguments. Nothing is evaluated: arguments are literals."""
     try:
         tree = ast.parse(expression, mode="eval").body
@@ -40,9 +51,9 @@ def _read(name: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
         kwargs = {str(pair.arg): ast.literal_eval(pair.value) for pair in call.keywords}
         path = ast.unparse(call.func)
     except (SyntaxError, ValueError) as error:
-        raise QueryError(f"cannot read the model '{name}'. {HOW}") from error
+        raise QueryError(f"cannot read {what} '{name}'. {HOW}") from error
     if not all(part.isidentifier() for part in path.split(".")):
-        raise QueryError(f"cannot read the model '{name}'. {HOW}")
+        raise QueryError(f"cannot read {what} '{name}'. {HOW}")
     return path, args, kwargs
 
 

@@ -32,6 +32,41 @@ def read_rows(file: Path, rows: Sequence[int], key: str | None = None) -> Shaped
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
 
 
+def read_arrays(file: Path, key: str | None = None) -> Any:
+    """All rows of a file; with the array ``labels`` beside ``inputs``, if it holds them, as a pair."""
+    if not file.is_file():
+        raise DataNotFound(f"there is no file {file}. Give one of these kinds: {', '.join(KINDS)}.")
+    if file.suffix not in READERS:
+        raise QueryError(f"cannot read {file}: '{file.suffix}' is not one of {', '.join(KINDS)}.")
+    try:
+        names = _names(file)
+        if key is None and "inputs" in names:
+            labels = READERS[file.suffix](file, "labels") if "labels" in names else None
+            return _whole(READERS[file.suffix](file, "inputs")), None if labels is None else _whole(labels)
+        return _whole(READERS[file.suffix](file, key))
+    except (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError) as error:
+        raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
+
+
+def _names(file: Path) -> list[str]:
+    """The arrays of a file that holds several."""
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as arrays:
+            return list(arrays.files)
+    if file.suffix == ".safetensors":
+        with safe_open(str(file), framework="pt") as tensors:
+            return list(tensors.keys())
+    return []
+
+
+def _whole(data: Any) -> Tensor:
+    if isinstance(data, pa.Table):
+        return torch.from_numpy(_stacked(data))
+    if isinstance(data, np.ndarray) and not data.flags.writeable:  # mapped: read when it is needed
+        data = np.array(data)
+    return data if isinstance(data, Tensor) else torch.from_numpy(data)
+
+
 def parse_rows(text: str) -> list[int]:
     """Row numbers: ``"0,3,5"``, and ``"10:14"`` for 10, 11, 12, 13."""
     try:
@@ -115,8 +150,8 @@ def _columns(table: pa.Table, file: Path, key: str | None) -> pa.Table:
 
 
 def _key(file: Path, key: str | None, names: Sequence[str]) -> str:
-    if key is None and len(names) == 1:
-        return names[0]
+    if key is None and ("inputs" in names or len(names) == 1):
+        return "inputs" if "inputs" in names else names[0]
     if key is None or key not in names:
         what = f"has no '{key}'" if key else "holds more than one array"
         raise QueryError(f"{file} {what}: choose with --key from {list(names)}.")

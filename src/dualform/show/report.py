@@ -1,175 +1,110 @@
-"""One page that shows what some predictions are made of: a single file that needs nothing else, for any screen."""
+"""The explorer's views, frozen: one page in a single file that needs nothing else, for any screen."""
 
-import base64
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from jaxtyping import Float, UInt8
-from torch import Tensor
+import torch
+from markupsafe import Markup
 
-from dualform.explain import Certificate, Groups, Hits, Timeline
+from dualform.errors import QueryError
 
-from .page import PAGE, READING
-from .words import MASKED, parts, plain, same_digits
+from .outputs import need_logits
+from .views.explorer import Explorer, Place
+from .views.prediction import Prediction, Question, predict
+from .views.render import render, style
+from .views.run import run
+from .views.training import Choice, TrainingSet, training_set
+from .views.whatif import Masks, WhatIf, what_if
+from .views.work import Pending
+
+SHOWN, LOOKED_AT = 8, 2000
+"""Training examples for each prediction, and test examples among which the report chooses its own."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One image that the network was asked about. ``query`` is its place in the answers, which may hold several."""
+    """One example of the report: what each layer recalls, the last one first, and what a mask changes."""
 
+    number: int
     title: str
-    picture: UInt8[Tensor, "height width"]
-    label: int
-    query: int
-    logits: Float[Tensor, " classes"]
-    hits: Hits
-    groups: Groups
-    recalled: Groups
-    line: Timeline
+    layers: Sequence[Prediction]
     masked: str
-    masked_logits: Float[Tensor, " classes"]
+    without: WhatIf | None
 
     @property
-    def predicted(self) -> int:
-        """The class with the largest logit."""
-        return int(self.logits.argmax())
+    def last(self) -> Prediction:
+        """What the last layer says."""
+        return self.layers[0]
 
 
 def write_report(
     file: Path,
+    explorer: Explorer,
+    rows: Mapping[Place, str],
     *,
-    title: str,
-    facts: Mapping[str, str],
-    certificate: Certificate,
-    asked: Sequence[Asked],
-    images: UInt8[Tensor, "N height width"],
-) -> None:
-    """Write the page. ``images`` are the training images, found by the noted column ``index``."""
-    told = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(fact)}</dd></div>" for name, fact in facts.items())
-    sections = [_certificate(certificate), *(_asked(each, images) for each in asked), READING]
-    body = f"<h1>{escape(title)}</h1><dl class=facts>{told}</dl>" + "".join(
-        f"<section>{each}</section>" for each in sections
-    )
-    file.write_text(PAGE.replace("{title}", escape(title)).replace("{body}", body), encoding="utf-8")
+    title: str = "Which training examples are these predictions made of?",
+    facts: Mapping[str, str] | None = None,
+    weigh: int = 200,
+) -> Path:
+    """Write the page about some examples, each with a title; ``weigh`` test examples judge the training set."""
+    asked = [_ask(explorer, number, place, rows[place]) for number, place in enumerate(rows)]
+    training = _training(explorer, weigh) if weigh else None
+    page = render(
+        "report.html", title=title, facts=facts, asked=asked, training=training, run=run(explorer),
+        style=Markup(style()),
+    )  # fmt: skip
+    file.write_text(page, encoding="utf-8")
+    return file
 
 
-def png(image: UInt8[Tensor, "height width"]) -> str:
-    """A grey picture as a data address: ink on paper, so 255 is black."""
-    height, width = image.shape
-    rows = b"".join(b"\0" + bytes(255 - value for value in row) for row in image.tolist())
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows, 9)), _chunk(b"IEND", b"")]
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+def choose(explorer: Explorer, count: int) -> dict[Place, str]:
+    """Examples that are worth a look: sure mistakes, close calls and sure predictions, in turns."""
+    name = "test" if explorer.test is not None else "train"
+    examples = explorer.examples(name)
+    if examples is None:
+        raise QueryError("there are no examples to report on: give some with --test or --data.")
+    rows = list(range(0, len(examples), examples.stride))[:LOOKED_AT]
+    logits = torch.cat([
+        need_logits(explorer.spot(explorer.memory, explorer.inputs(name, rows[i : i + 100])).prediction)
+        for i in range(0, len(rows), 100)
+    ])  # fmt: skip
+    if logits.shape[1] == 1:
+        return {Place(name, row): f"{name} example {row}" for row in rows[:count]}
+    sure, said = logits.double().softmax(1).max(1)
+    labels = torch.tensor([-1 if (label := examples.label(row)) is None else label for row in rows])
+    wrong = (labels >= 0) & (said != labels)
+    by_doubt = torch.where(wrong, 2.0, sure).argsort().tolist()
+    kinds = {
+        "A mistake": [i for i in torch.where(wrong, sure, -1.0).argsort(descending=True).tolist() if wrong[i]],
+        "A close call": by_doubt,
+        "A sure prediction": torch.where(wrong, -1.0, sure).argsort(descending=True).tolist(),
+    }
+    found: dict[Place, str] = {}
+    while len(found) < min(count, len(rows)):
+        for title, order in kinds.items():
+            place = next((p for i in order if (p := Place(name, rows[i])) not in found), None)
+            if place is not None and len(found) < count:
+                found[place] = f"{title}: {name} example {place.row}"
+    return found
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def _ask(explorer: Explorer, number: int, place: Place, title: str) -> Asked:
+    views = [predict(explorer, place, Question(layer=layer, k=SHOWN)) for layer in reversed(explorer.layers)]
+    layers = [view for view in views if not isinstance(view, Pending)]
+    assert len(layers) == len(views), "a report waits for everything"
+    said = layers[0].says[0].number
+    if "label" in explorer.columns and said in explorer.groups("label"):
+        return Asked(
+            number, title, layers, f"label = {said}",
+            what_if(explorer, place, Masks(by="label", groups=(str(said),))),
+        )  # fmt: skip
+    return Asked(number, title, layers, "", None)
 
 
-def _certificate(certificate: Certificate) -> str:
-    rows = [[name, f"{error:.1e}", f"{certificate.floor[name]:.1e}"] for name, error in certificate.items()]
-    return f"""<h2>Does the memory explain the weights?</h2>
-<p>Each parameter was rebuilt from the recorded training alone and compared with the trained one, entry by entry. The
-rounding floor is what the arithmetic of training leaves anyway.</p>
-{_table(["parameter", "‖W − rebuilt‖ / ‖W − W₀‖", "rounding floor"], rows)}"""
-
-
-def _asked(asked: Asked, images: Tensor) -> str:
-    verdict = "which is right" if asked.predicted == asked.label else f"but it is a {asked.label}"
-    return f"""<h2>{escape(asked.title)}</h2>
-<div class=asked><img src="{png(asked.picture)}" alt="the test image, a handwritten {asked.label}" width=112 height=112>
-<div><p><strong>The network says {asked.predicted}</strong>, {verdict}.</p>{_odds(asked.logits)}</div></div>
-<h3>The training images that add most to {escape(asked.hits.target)}</h3>
-<div class=hits>{_hits(asked, images)}</div>
-<h3>All training images together, by {escape(asked.groups.column)}</h3>
-{_totals(asked)}
-<h3>When it was learned</h3>
-{_timeline(asked)}
-<h3>What if: without the visits where <code>{escape(asked.masked)}</code></h3>
-<div class=beside><div><p>as trained</p>{_odds(asked.logits)}</div>
-<div><p>with the mask</p>{_odds(asked.masked_logits)}</div></div>
-<p class=note>{escape(MASKED)}</p>"""
-
-
-def _odds(logits: Float[Tensor, " classes"]) -> str:
-    """The three likeliest classes."""
-    best = logits.double().softmax(0).topk(min(3, len(logits)))
-    lines = [
-        f"<li><span>{k}</span><i style='width:{100 * p:.1f}%'></i><b>{100 * p:.1f} %</b></li>"
-        for k, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    return f"<ul class=odds>{''.join(lines)}</ul>"
-
-
-def _hits(asked: Asked, images: Tensor) -> str:
-    rows = list(asked.hits[asked.query])
-    figures = []
-    for hit, add in zip(rows, same_digits(hit.contribution for hit in rows), strict=True):
-        about = [f"weight {hit.weight:.3g}", f"label {hit.label}", f"image {hit.index}", f"step {hit.step}"]
-        alt = f"training image {hit.index}, labelled {hit.label}"
-        below = "".join(f"<span>{each}</span>" for each in about)
-        picture = f'<img src="{png(images[hit.index])}" alt="{alt}" width=84 height=84>'
-        figures.append(f"<figure>{picture}<figcaption><b>{_minus(add)}</b>{below}</figcaption></figure>")
-    return "".join(figures)
-
-
-def _totals(asked: Asked) -> str:
-    """Every part of the sum as a line with its bar, and the check that they sum to the whole."""
-    groups, query = asked.groups, asked.query
-    assert groups.total is not None and groups.residual is not None
-    names = [f"{groups.column} {name}" for name in groups.names]
-    values, sizes = groups.values[query].tolist(), [plain(size) for size in asked.recalled.values[query].tolist()]
-    for name, value in [*list(parts(groups, query).items())[1:], ("sum of all", float(groups.total[query]))]:
-        names, values, sizes = [*names, name], [*values, value], [*sizes, ""]
-    largest = max(map(abs, values)) or 1.0
-    rows = [
-        [escape(name), _bar(value / largest), _minus(text), size]
-        for name, value, text, size in zip(names, values, same_digits(values), sizes, strict=True)
-    ]
-    return f"""{_table(["part", "", "adds to the logit", "attention Σ|α|"], rows, last=True)}
-<p class=note>The parts sum to {_minus(f"{values[-1]:+.4f}")}, which is all that layer {escape(groups.layer)} adds to
-{escape(groups.target)}; they leave a residual of {_minus(f"{float(groups.residual[query]):+.0e}")}.</p>"""
-
-
-def _timeline(asked: Asked) -> str:
-    """Bars over training: what images of the predicted class add, and what all others add."""
-    values, names = asked.line.values[asked.query], asked.line.names
-    own = values[[name == asked.predicted for name in names]].sum(0)
-    others = values.sum(0) - own
-    largest, wide = max(float(own.abs().max()), float(others.abs().max())) or 1.0, 600 / len(own)
-    bars = [
-        f"<rect class={kind} x={i * wide + 1:.1f} width={wide - 2:.1f} y={65 - max(h, 0):.1f} height={abs(h):.1f} />"
-        for kind, series in (("plus", own), ("minus", others))
-        for i, h in enumerate((60 * series / largest).tolist())
-    ]
-    first, last = int(asked.line.edges[0]), int(asked.line.edges[-1])
-    sums = same_digits([float(own.sum()), float(others.sum())])
-    says = _minus(f"images of class {asked.predicted} add {sums[0]} in all, all others {sums[1]}")
-    return f"""<svg viewBox="0 0 600 130" role=img aria-label="From step {first} to step {last}: {says}">{"".join(bars)}
-<line x1=0 x2=600 y1=65 y2=65 /></svg>
-<p class=note>From step {first} (left) to step {last} (right), in {len(own)} stretches: {says}.</p>"""
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], last: bool = False) -> str:
-    """A table of ready cells; the first of a line is its name, and the ``last`` line a sum."""
-    lines = []
-    for i, (name, *cells) in enumerate(rows):
-        kind = " class=sum" if last and i == len(rows) - 1 else ""
-        told = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f"<tr{kind}><th scope=row>{name}</th>{told}</tr>")
-    head = "".join(f"<th scope=col>{name}</th>" for name in heads)
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-
-
-def _bar(share: float) -> str:
-    kind, width = ("plus", 50 * share) if share >= 0 else ("minus", -50 * share)
-    return f"<div class=bar><i class={kind} style='width:{width:.2f}%'></i></div>"
-
-
-def _minus(text: str) -> str:
-    return escape(text).replace("-", "−")
+def _training(explorer: Explorer, weigh: int) -> TrainingSet | None:
+    """The training set, if its examples can be told apart and there is something to judge them by."""
+    if explorer.test is None or explorer.index not in explorer.columns:
+        return None
+    slots = [layer for layer in explorer.layers if explorer.info(layer).keep == "slots"]
+    return training_set(explorer, Choice(layer=slots[-1], rows=weigh)) if slots else None

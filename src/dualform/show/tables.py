@@ -5,6 +5,7 @@ from rich.table import Table
 
 from dualform.explain import Certificate, Groups, Hits, Memory
 
+from .terminal import bar
 from .words import disk_files, ends, plain, same_digits, size, unit
 
 OURS = ("visit", "row", "step")
@@ -32,6 +33,8 @@ def groups_table(groups: Groups, query: int = 0, shown: int = 10) -> Table:
     values = groups.values[query].tolist()
     heading = {"contribution": _adds(groups.target), "weight": "Σα", "abs": "Σ|α|"}[groups.score]
     table = _table(groups.column, heading, right=True)
+    table.add_column("", justify="left", no_wrap=True)
+    largest = max(map(abs, values), default=0.0)
     chosen, texts = ends(values, shown), list(map(plain, values)) if groups.score == "abs" else same_digits(values)
     for place, i in enumerate(chosen):
         if len(chosen) < len(values) and place == shown:
@@ -39,7 +42,7 @@ def groups_table(groups: Groups, query: int = 0, shown: int = 10) -> Table:
             told = plain(between) if groups.score == "abs" else same_digits([between, *values])[0]
             table.add_row(f"{len(values) - len(chosen):,} others", told, style="dim")
         name = "not known" if groups.names[i] is None else str(groups.names[i])
-        table.add_row(name, texts[i])
+        table.add_row(name, texts[i], bar(values[i], largest))
     return table
 
 

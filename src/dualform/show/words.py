@@ -19,7 +19,7 @@ FIRST_ORDER = (
 def unit(score: Score, target: str) -> str:
     """What a score counts."""
     return {
-        "contribution": f"what it adds to {target}",
+        "contribution": f"what each adds to {target}",
         "weight": "the weight α = key · query, a similarity without a unit",
         "abs": "the size |α| of the weight, without a unit",
     }[score]

@@ -1,0 +1,18 @@
+"""Examples that people look at: pictures, texts, numbers; from files, data sets, uploads."""
+
+from .examples import Examples, Rows, Shown
+from .load import load_examples
+from .pictures import data_address, png, read_picture
+from .vocabulary import Vocabulary, load_vocabulary
+
+__all__ = [
+    "Examples",
+    "Rows",
+    "Shown",
+    "Vocabulary",
+    "data_address",
+    "load_examples",
+    "load_vocabulary",
+    "png",
+    "read_picture",
+]

@@ -1,0 +1,221 @@
+"""Examples: what a network sees of them, and what a person does."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Shaped, UInt8
+from torch import Tensor
+
+from dualform.errors import QueryError
+
+from .pictures import data_address
+from .vocabulary import Vocabulary
+
+SAMPLE = 1000
+"""Rows that are looked at to learn which number is black and which is white."""
+
+WINDOW = 40
+"""Tokens of a long text that are shown on either side of the one that is meant."""
+
+NUMBERS = 24
+"""Numbers of an example that are shown."""
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows that can be counted and taken one by one: a tensor, an array, a data set."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+Kind = Literal["image", "text", "numbers"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An example as a person sees it."""
+
+    kind: Kind
+    alt: str
+    """What it is in words, for those who cannot see it."""
+    picture: str = ""
+    patch: tuple[float, float, float, float] | None = None
+    """The place in the picture that is meant: left, top, width, height, as shares of it."""
+    tokens: tuple[str, ...] = ()
+    mark: int | None = None
+    """The token that is meant."""
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows as the model takes them, with their labels if they are known.
+
+    A text can be rows of tokens, or one long row: then an example is the stretch of ``length`` tokens that begins at
+    its number.
+    """
+
+    inputs: Any
+    labels: Any = None
+    vocabulary: Vocabulary | None = None
+    length: int = 0
+
+    @cached_property
+    def is_stream(self) -> bool:
+        """Whether it is one long text."""
+        return _tensor(self.inputs[0]).ndim == 0
+
+    def __len__(self) -> int:
+        return max(0, len(self.inputs) - self.length + 1) if self.is_stream else len(self.inputs)
+
+    @property
+    def stride(self) -> int:
+        """How far it is to the next example that shares nothing with this one."""
+        return self.length if self.is_stream else 1
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return (self.length,) if self.is_stream else tuple(_tensor(self.inputs[0]).shape)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What an example looks like: tokens are text, a square of numbers is a picture."""
+        if self.is_stream or self.vocabulary is not None:
+            return "text"
+        return "numbers" if self._layout is None else "image"
+
+    def row(self, number: int) -> Shaped[Tensor, "1 ..."]:
+        """One example as the model takes it, in a batch of its own."""
+        if not 0 <= number < len(self):
+            raise QueryError(f"there is no example {number}: there are {len(self):,}, counted from 0.")
+        if self.is_stream:
+            return _tensor(self.inputs[number : number + self.length]).unsqueeze(0)
+        return _tensor(self.inputs[number]).unsqueeze(0)
+
+    def rows(self, numbers: Sequence[int]) -> Shaped[Tensor, "n ..."]:
+        """Some examples as one batch."""
+        return torch.cat([self.row(number) for number in numbers])
+
+    def label(self, number: int) -> int | None:
+        """The true class of an example, if it is known."""
+        if self.labels is None or self.is_stream or not 0 <= number < len(self.labels):
+            return None
+        value = self.labels[number]
+        return int(value) if float(value) == int(value) else None
+
+    # ------------------------------------------------------------------------------------------- for people
+
+    def shown(self, number: int, *, position: int | None = None, positions: int = 1, name: str = "example") -> Shown:
+        """An example to look at, with the token or the place in the picture that ``position`` of so many means."""
+        where = f"{name} {number}"
+        if self.kind == "text":
+            return self._text(number, position, where)
+        x = self.row(number)[0]
+        if self.kind == "image":
+            return Shown("image", f"{where}, a picture", self.address(x), patch=_patch(position, positions, self.grid))
+        values = x.flatten()[:NUMBERS].tolist()
+        told = ", ".join(f"{value:.3g}" for value in values)
+        more = " …" if x.numel() > NUMBERS else ""
+        return Shown("numbers", f"{where}: {told}{more}", numbers=tuple(values))
+
+    def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> Shown:
+        """An input that somebody brought, to look at."""
+        return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name) if self.kind != "image" else Shown(
+            "image", f"{name}, a picture", self.address(x)
+        )  # fmt: skip
+
+    def address(self, x: Shaped[Tensor, "..."]) -> str:
+        """A picture, to stand in a page."""
+        return data_address(self.pixels(x))
+
+    def pixels(self, x: Shaped[Tensor, "..."]) -> UInt8[Tensor, "height width *channels"]:
+        """A picture as bytes, from the darkest to the lightest number of all."""
+        low, high = self.range
+        image = (self._to_channels_last(x.float()) - low) / (high - low).clamp(min=1e-12)
+        image = (255 * image.clamp(0, 1)).round().to(torch.uint8)
+        return image[..., 0] if image.shape[-1] == 1 else image
+
+    def from_pixels(self, image: Float[Tensor, "height width channels"]) -> Shaped[Tensor, "..."]:
+        """What the model takes, from a picture between 0 and 1."""
+        low, high = self.range
+        scaled = low + image * (high - low)
+        return scaled.movedim(-1, 0).reshape(self.shape) if self._layout == "first" else scaled.reshape(self.shape)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of a picture."""
+        return self._to_channels_last(_tensor(self.inputs[0])).shape[:2]  # type: ignore[return-value]
+
+    @property
+    def channels(self) -> int:
+        """1 for grey pictures, 3 for coloured ones."""
+        return self._to_channels_last(_tensor(self.inputs[0])).shape[2]
+
+    @cached_property
+    def range(self) -> tuple[Float[Tensor, " channels"], Float[Tensor, " channels"]]:
+        """The darkest and the lightest number of each channel, among some examples."""
+        some = range(0, len(self), max(1, len(self) // SAMPLE))
+        images = torch.stack([self._to_channels_last(self.row(i)[0].float()) for i in some])
+        flat = images.flatten(0, 2)
+        return flat.amin(0), flat.amax(0)
+
+    @cached_property
+    def _layout(self) -> Literal["grey", "first", "last"] | None:
+        """Where the channels of a picture are; None where an example is no picture."""
+        shape = self.shape
+        if len(shape) == 1:
+            return "grey" if shape[0] == 784 else None
+        if len(shape) == 2 and min(shape) >= 8:
+            return "grey"
+        if len(shape) == 3 and min(sorted(shape)[1:]) >= 8:
+            return "first" if shape[0] in (1, 3) else "last" if shape[2] in (1, 3) else None
+        return None
+
+    def _to_channels_last(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "height width channels"]:
+        if self._layout == "first":
+            return x.movedim(0, -1)
+        if self._layout == "last":
+            return x
+        side = math.isqrt(x.numel()) if x.ndim == 1 else 0
+        return x.reshape(side, side, 1) if side else x.unsqueeze(-1)
+
+    def _text(self, number: int, position: int | None, where: str) -> Shown:
+        if self.is_stream:
+            middle = number + (position or 0)
+            begin = number if position is None else max(0, middle - WINDOW)
+            end = number + self.length if position is None else min(len(self.inputs), middle + WINDOW)
+            ids, mark = self.inputs[begin:end], None if position is None else middle - begin
+        else:
+            ids, mark = self.inputs[number], position
+        ids = [int(i) for i in ids]
+        tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
+        return Shown(
+            "text", where, tokens=tuple(tokens), mark=mark if mark is not None and mark < len(tokens) else None
+        )
+
+
+def _patch(
+    position: int | None, positions: int, grid: tuple[int, int]
+) -> tuple[float, float, float, float] | None:  # fmt: skip
+    """Where in a picture a row of a layer lies, if its rows are a grid (after a class token, maybe)."""
+    if position is None or positions < 4:
+        return None
+    for first in (0, 1):
+        cells, side = positions - first, math.isqrt(positions - first)
+        if side * side == cells and grid[0] == grid[1] and position >= first:
+            top, left = divmod(position - first, side)
+            return left / side, top / side, 1 / side, 1 / side
+    return None
+
+
+def _tensor(value: Any) -> Tensor:
+    """A row of whatever kind; of a data set's pair the input."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        value = value[0]
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)

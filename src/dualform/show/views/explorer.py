@@ -1,0 +1,285 @@
+"""The explorer: a memory, the network it is of, and examples to ask about."""
+
+import copy
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dualform.errors import QueryError
+from dualform.explain import Memory, Spotlight
+from dualform.types import LayerInfo
+
+from ..examples import Examples, Shown
+from ..outputs import need_logits
+from .work import Desk, Pending, Tell
+
+SETS = ("test", "train", "own")
+MOST_OWN = 200
+MANY = 60
+"""Groups of a column that can still be looked at one by one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One example: in which set, and its number there."""
+
+    set: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Class:
+    """One class that the network can say."""
+
+    number: int
+    name: str
+    logit: float
+    probability: float | None
+
+
+@dataclass
+class Explorer:
+    """What all views ask. ``index`` is the column that says which training example a visit was."""
+
+    memory: Memory
+    model: nn.Module
+    train: Examples | None = None
+    test: Examples | None = None
+    classes: Sequence[str] | None = None
+    index: str = "index"
+    title: str = ""
+    desk: Desk = field(default_factory=Desk)
+    own: list[tuple[str, Tensor]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.memory.store.need_steps()
+        self.memory.fits(self.model)
+        self.title = self.title or self.memory.path.name
+        self.model.eval()
+
+    # ------------------------------------------------------------------------------------------- what there is
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The recorded layers."""
+        return self.memory.layers
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Columns of the visits to group by, the most telling first: those that were noted before our own."""
+        names = self.memory.store.visits.column_names
+        noted = [name for name in names if name not in ("visit", "row", "step", self.index)]
+        first = [name for name in ("label", "source") if name in noted]
+        return [
+            *first,
+            *(name for name in noted if name not in first),
+            *(n for n in (self.index, "step") if n in names),
+        ]
+
+    def info(self, layer: str) -> LayerInfo:
+        """What is known of a layer."""
+        return self.memory.store.layer(layer)[0]
+
+    def positions(self, layer: str) -> int:
+        """How many rows of an example go through a layer."""
+        calls = self.memory.store.calls(self.info(layer).name)
+        return int((calls.rows // np.maximum(1, calls.batch)).max(initial=1))
+
+    def groups(self, column: str) -> list[Any]:
+        """The values of a column, sorted."""
+        values = self.memory.store.visits[column].unique().to_pylist()
+        return sorted((value for value in values if value is not None), key=lambda value: (str(type(value)), value))
+
+    def counts(self, column: str) -> dict[Any, int]:
+        """How many visits each group of a column has."""
+        counted = self.memory.store.visits[column].value_counts()
+        return {line["values"]: line["counts"] for line in counted.to_pylist()}
+
+    def class_name(self, number: int) -> str:
+        """What a class is called: by its name, its token, or its number."""
+        if self.classes is not None and 0 <= number < len(self.classes):
+            return self.classes[number]
+        examples = self.test or self.train
+        if examples is not None and examples.vocabulary is not None and self.outputs > 2:
+            return visible(examples.vocabulary.decode([number])[0])
+        return str(number)
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many numbers the network says of an example."""
+        for name in SETS:
+            if name == "own" or self.examples(name) is None:
+                continue
+            return need_logits(self.predict(Place(name, 0))).shape[1]
+        return 0
+
+    # ------------------------------------------------------------------------------------------- examples
+
+    def examples(self, name: str) -> Examples | None:
+        """The examples of a set."""
+        return {"test": self.test, "train": self.train}.get(name)
+
+    def count(self, name: str) -> int:
+        """How many examples a set has."""
+        if name == "own":
+            return len(self.own)
+        found = self.examples(name)
+        return 0 if found is None else len(found)
+
+    def need(self, place: Place) -> None:
+        """See that there is such an example."""
+        if place.set not in SETS or not 0 <= place.row < self.count(place.set):
+            raise QueryError(
+                f"there is no example {place.row} in '{place.set}': there are "
+                + ", ".join(f"{self.count(name):,} in '{name}'" for name in SETS if self.count(name))
+                + "."
+            )
+
+    def input(self, place: Place) -> Tensor:
+        """An example as the model takes it, in a batch of its own."""
+        self.need(place)
+        found = self.examples(place.set)
+        x = self.own[place.row][1].unsqueeze(0) if found is None else found.row(place.row)
+        return self._fit(x)
+
+    def inputs(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Some examples of a set as one batch."""
+        return torch.cat([self.input(Place(name, row)) for row in rows])
+
+    def shown(self, place: Place) -> Shown:
+        """An example to look at."""
+        self.need(place)
+        found = self.examples(place.set)
+        if found is not None:
+            return found.shown(place.row, name=f"{place.set} example")
+        like = self.test or self.train
+        assert like is not None
+        return like.shown_input(self.own[place.row][1], self.own[place.row][0])
+
+    def trained_on(self, index: Any, layer: str | None = None, position: int | None = None) -> Shown | None:
+        """A training example to look at, with the place that a row of a layer is of."""
+        if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
+            return None
+        positions = 1 if layer is None else self.positions(layer)
+        return self.train.shown(index, position=position, positions=positions, name="training example")
+
+    def label(self, place: Place) -> int | None:
+        """The true class, if it is known."""
+        found = self.examples(place.set)
+        return None if found is None else found.label(place.row)
+
+    def bring(self, name: str, x: Tensor) -> Place:
+        """Take an input that somebody brought."""
+        with self.lock:
+            if len(self.own) >= MOST_OWN:
+                raise QueryError(f"{MOST_OWN} inputs of your own are enough. Start the explorer again to forget them.")
+            self.own.append((name, x))
+            return Place("own", len(self.own) - 1)
+
+    def _fit(self, x: Tensor) -> Tensor:
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        return x.to(dtype) if x.is_floating_point() else x.long() if not self._takes_floats else x.to(dtype)
+
+    @cached_property
+    def _takes_floats(self) -> bool:
+        return not any(isinstance(module, nn.Embedding) for module in self.model.modules())
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    def at(self, step: int) -> Memory | Pending:
+        """The memory at a step, with its weights ready."""
+        if step == self.memory.step:
+            return self.memory
+        memory = self.memory.at(step)
+
+        def work(tell: Tell) -> Memory:
+            memory.weights(progress=tell)
+            return memory
+
+        share = step / max(1, self.memory.step)
+        return self.desk.need(("at", step), f"the weights of step {step:,}", share * self.rebuilding, work)
+
+    def spot(self, memory: Memory, x: Tensor, target: Any = None) -> Spotlight:
+        """A spotlight with the forward pass done, so that asking it needs no lock."""
+        with self.lock:
+            found = memory.attend(self.model, x, target=target)
+            assert found.examples
+            return found
+
+    def predict(self, place: Place, memory: Memory | None = None) -> Any:
+        """What the network says."""
+        with self.lock:
+            return self.spot(memory or self.memory, self.input(place)).prediction
+
+    def says(self, logits: Tensor, shown: int | None = None, also: Sequence[int] = ()) -> list[Class]:
+        """The likeliest classes of one example, and some others."""
+        logits = logits.double()
+        if len(logits) == 1:
+            return [Class(0, "output", float(logits[0]), None)]
+        chances = logits.softmax(0)
+        order = chances.argsort(descending=True).tolist()
+        wanted = order if shown is None else order[:shown]
+        wanted += [number for number in also if number not in wanted and 0 <= number < len(logits)]
+        return [Class(n, self.class_name(n), float(logits[n]), float(chances[n])) for n in wanted]
+
+    # ------------------------------------------------------------------------------------------- how long
+
+    @cached_property
+    def speed(self) -> float:
+        """Multiplications and additions a second, measured once."""
+        a, b = torch.randn(512, 2048), torch.randn(2048, 512)
+        torch.mm(a, b)
+        begin = perf_counter()
+        for _ in range(4):
+            torch.mm(a, b)
+        return 4 * 2 * 512 * 2048 * 512 / max(1e-6, perf_counter() - begin)
+
+    @property
+    def rebuilding(self) -> float:
+        """Seconds to rebuild all weights from their slots."""
+        return sum(self._work(layer) for layer in self.memory.store.manifest.layers) / self.speed
+
+    def scanning(self, layer: str, score: str, queries: int = 1) -> float:
+        """Seconds to ask a layer: a pass over its slots, or under a preconditioned rule a sweep."""
+        info, store = self.info(layer), self.memory.store
+        slots = store.slots(info.name)
+        if score == "contribution" and any(store.shaped(name) for name in info.weights):
+            return SWEEP * self._work(info) / self.speed + slots * queries * 2e-6
+        numbers = info.key_size + (info.d_out if score == "contribution" else 0)
+        return slots * numbers * (READ + 2 * queries / self.speed)
+
+    def _work(self, info: LayerInfo) -> float:
+        """Operations to add up the slots of a layer."""
+        if info.booked:
+            return 0.0
+        return 2.0 * self.memory.store.slots(info.name) * info.d_out * (1 if info.indexed else info.width)
+
+    def fork(self) -> "Explorer":
+        """The same with a network of its own, for work in another thread."""
+        with self.lock:
+            return Explorer(
+                self.memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, self.title,
+                self.desk, self.own,
+            )  # fmt: skip
+
+
+def visible(token: str) -> str:
+    """A token that can be seen, also where it is nothing but space."""
+    return "".join(SPACES.get(character, character) for character in token) if not token.strip() else token.strip()
+
+
+SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+READ = 0.6e-9
+"""Seconds that a number of a slot takes to be read."""
+
+SWEEP = 6.0
+"""How many times as much a sweep through a preconditioned rule is as adding up its slots."""

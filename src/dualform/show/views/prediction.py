@@ -1,0 +1,288 @@
+"""One prediction: what the network says, and which training it is made of."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualform.errors import QueryError
+from dualform.explain import Groups, Hit, Hits, Memory, Timeline
+from dualform.explain.spotlight import Answer
+from dualform.types import Order, Score
+
+from ..examples import Shown
+from ..outputs import need_logits
+from ..words import FIRST_ORDER, ends, parts, unit
+from .explorer import MANY, Class, Explorer, Place
+from .work import Pending, Tell
+
+CURVE, STRETCHES, SAID, ENDS = 300, 40, 10, 12
+"""Slots of the spotlight curve, stretches of the timeline, classes that are shown, groups at either end."""
+
+SCORES: tuple[Score, ...] = ("contribution", "abs", "weight")
+ORDERS: dict[Order, str] = {"largest": "add most", "smallest": "take most away", "magnitude": "matter most"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of an example: the controls of the page. None leaves the choice to the explorer."""
+
+    layer: str | None = None
+    score: Score | None = None
+    order: Order = "largest"
+    target: int | None = None
+    k: int = 12
+    step: int | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A training example among the top ones: a visit of it, in one row of the layer."""
+
+    rank: int
+    index: Any
+    shown: Shown | None
+    label: Any
+    step: int
+    position: int
+    weight: float
+    contribution: float
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a sum; ``kind`` is group, others, bias, initial or total."""
+
+    name: str
+    kind: str
+    value: float
+    size: float | None = None
+    """Σ|α|, for a group."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The scores of the top slots, falling, and which are of the class that the network says."""
+
+    values: tuple[float, ...]
+    own: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Time:
+    """A score over training: of the visits of one group, and of all others."""
+
+    edges: tuple[int, ...]
+    own: tuple[float, ...]
+    others: tuple[float, ...]
+    name: str | None
+    """The group; None where all visits are in ``others``."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All that the page shows."""
+
+    place: Place
+    count: int
+    stride: int
+    shown: Shown
+    label: int | None
+    label_name: str | None
+    says: list[Class]
+    layers: list[str]
+    columns: list[str]
+    steps: int
+    question: Question
+    """With everything chosen."""
+    scores: list[Score]
+    unit: str
+    target: str
+    notes: list[str]
+    examples: list[Example] | None
+    """None where they are not known yet."""
+    totals: list[Part]
+    residual: float | None
+    curve: Curve | None
+    time: Time | None
+    pending: Pending | None
+
+
+def predict(explorer: Explorer, place: Place, question: Question) -> Prediction | Pending:
+    """Ask about one example; Pending where even what the network says takes a while (another step)."""
+    explorer.need(place)
+    memory = explorer.at(question.step if question.step is not None else explorer.memory.step)
+    if isinstance(memory, Pending):
+        return memory
+    asked = settle(explorer, memory, question)
+    assert asked.layer and asked.score and asked.by is not None
+    spot = explorer.spot(memory, explorer.input(place), asked.target)
+    logits = need_logits(spot.prediction)[0]
+    own = asked.target if asked.target is not None else int(logits.argmax())
+    label = explorer.label(place)
+    if asked.step == 0:  # nothing was learned yet
+        answer, examples, pending = None, [], None
+    else:
+        answer, pending = _answer(explorer, spot, place, asked)
+        examples = None if pending else _examples(explorer, answer.hits, asked) if answer and answer.hits else []
+    totals, residual = _totals(explorer, answer.groups[asked.by], asked) if answer else ([], None)
+    found = explorer.examples(place.set)
+    return Prediction(
+        place=place,
+        count=explorer.count(place.set),
+        stride=found.stride if found is not None else 1,
+        shown=explorer.shown(place),
+        label=label,
+        label_name=None if label is None else explorer.class_name(label),
+        says=explorer.says(logits, SAID, [own, *([] if label is None else [label])]),
+        layers=list(explorer.layers),
+        columns=explorer.columns,
+        steps=explorer.memory.step,
+        question=asked,
+        scores=_scores(explorer, asked.layer),
+        unit=unit(asked.score, _target(explorer, asked, own)),
+        target=_target(explorer, asked, own),
+        notes=_notes(explorer, asked),
+        examples=examples,
+        totals=totals,
+        residual=residual,
+        curve=_curve(explorer, answer.hits, own) if answer and answer.hits else None,
+        time=_time(answer.timeline, asked, own) if answer and answer.timeline else None,
+        pending=pending,
+    )
+
+
+def settle(explorer: Explorer, memory: Memory, question: Question) -> Question:
+    """The question with everything chosen that was left open, as the memory allows."""
+    layer = question.layer or explorer.layers[-1]
+    explorer.info(layer)
+    scores = _scores(explorer, layer)
+    score = question.score or scores[0]
+    if score not in scores:
+        raise QueryError(f"layer '{layer}' cannot be asked for score='{score}': it kept what is enough for {scores}.")
+    by = question.by or explorer.columns[0]
+    if by not in explorer.columns:
+        raise QueryError(f"no column '{by}' among the visits: there are {explorer.columns}.")
+    if not 1 <= question.k <= CURVE:
+        raise QueryError(f"k={question.k} cannot be; choose between 1 and {CURVE}.")
+    return Question(layer, score, question.order, question.target, question.k, memory.step, by)
+
+
+def _scores(explorer: Explorer, layer: str) -> list[Score]:
+    """What slots of a layer can be asked for."""
+    info = explorer.info(layer)
+    if info.keep == "slots" and all(explorer.memory.store.parameters[name].by_slots for name in info.weights):
+        return list(SCORES)
+    if info.keep == "ledger":
+        return ["contribution"]
+    return ["abs", "weight"]
+
+
+def _answer(explorer: Explorer, spot: Any, place: Place, asked: Question) -> tuple[Answer | None, Pending | None]:
+    """All answers of one pass over the slots, or what of them is to be had without a long one."""
+    assert asked.layer and asked.score and asked.by is not None
+    many = len(explorer.groups(asked.by)) > MANY
+    sums_only = explorer.info(asked.layer).keep == "ledger"
+    position = -1 if asked.score != "contribution" and spot.memory.store.layer(asked.layer)[0].batch_dim is not None \
+        and explorer.positions(asked.layer) > 1 and explorer.shown(place).kind == "text" else None  # fmt: skip
+    options = {"top": 0 if sums_only else CURVE, "by": [asked.by], "score": asked.score, "order": asked.order}
+    options |= {"position": position}
+    if not sums_only:
+        options |= {"timeline": STRETCHES, "timeline_by": None if many else asked.by}
+    key = (place, explorer.own[place.row][0] if place.set == "own" else "", asked.layer, asked.score, asked.order)
+    key = ("answer", *key, asked.target, asked.step, asked.by)
+
+    def work(tell: Tell) -> Answer:
+        return spot.ask(asked.layer, progress=tell, **options)
+
+    seconds = explorer.scanning(asked.layer, asked.score)
+    what = f"what each visit adds through layer {asked.layer}"
+    found = explorer.desk.need(key, what, seconds, work)
+    return (None, found) if isinstance(found, Pending) else (found, None)
+
+
+def _target(explorer: Explorer, asked: Question, own: int) -> str:
+    if explorer.outputs == 1:
+        return "the output"
+    name = explorer.class_name(own)
+    return f"the logit of {name!r}" if not name.isdigit() else f"the logit of class {name}"
+
+
+def _notes(explorer: Explorer, asked: Question) -> list[str]:
+    notes = []
+    if asked.score == "contribution" and asked.layer != explorer.layers[-1]:
+        notes.append(FIRST_ORDER)
+    if asked.step == 0:
+        notes.append("Before the first step nothing was learned: these are the first weights.")
+    return notes
+
+
+def _examples(explorer: Explorer, hits: Hits, asked: Question) -> list[Example]:
+    rows = list(hits)[: asked.k]
+    return [example(explorer, hit, asked.layer) for hit in rows]
+
+
+def example(explorer: Explorer, hit: Hit, layer: str | None) -> Example:
+    """A hit as the page shows it."""
+    index = hit.columns.get(explorer.index)
+    several = layer is not None and explorer.positions(layer) > 1
+    shown = explorer.trained_on(index, layer, hit.position if several else None)
+    own = {name: value for name, value in hit.columns.items() if name not in ("visit", "row", "step")}
+    return Example(
+        hit.rank + 1, index, shown, hit.columns.get("label"), hit.step, hit.position, hit.weight, hit.contribution, own
+    )
+
+
+def _totals(explorer: Explorer, groups: Groups, asked: Question) -> tuple[list[Part], float | None]:
+    """The parts of the sum, largest first where there are many groups, and what they leave unexplained."""
+    values = groups.values[0].tolist()
+    shown = list(range(len(values))) if len(values) <= 2 * ENDS else ends(values, ENDS)
+    found = [Part(name_of(explorer, asked.by, groups.names[i]), "group", values[i]) for i in shown]
+    if len(shown) < len(values):
+        rest = sum(values) - sum(values[i] for i in shown)
+        found.insert(ENDS, Part(f"{len(values) - len(shown):,} others", "others", rest))
+    if groups.total is None or groups.residual is None:
+        return found, None
+    for name, value in list(parts(groups).items())[1:]:
+        found.append(Part(name, "bias" if "bias" in name else "initial", value))
+    found.append(Part("sum of all", "total", float(groups.total[0])))
+    return found, float(groups.residual[0])
+
+
+def name_of(explorer: Explorer, column: str | None, value: Any) -> str:
+    """A group in words."""
+    if value is None:
+        return f"{column} not known"
+    if column == "label" and isinstance(value, int) and explorer.classes is not None:
+        return explorer.class_name(value)
+    return f"{column} {value}"
+
+
+def _curve(explorer: Explorer, hits: Hits, own: int) -> Curve:
+    labels = hits.columns["label"].to_pylist() if "label" in hits.columns.column_names else []
+    values = _scores_of(hits)[0]
+    is_own = [label == own for label in labels] or [False] * len(values)
+    return Curve(tuple(values.tolist()), tuple(is_own[: len(values)]))
+
+
+def _scores_of(hits: Hits) -> Tensor:
+    """The scores that hits were chosen by."""
+    scores = hits.contribution if hits.score == "contribution" else hits.weight
+    return scores.abs() if hits.score == "abs" else scores
+
+
+def _time(line: Timeline, asked: Question, own: int) -> Time:
+    """The timeline: the group of the class that is explained beside all others, if groups are labels."""
+    values, edges = line.values[0], tuple(line.edges.tolist())
+    mine = [line.column == "label" and name == own for name in line.names]
+    if not any(mine):
+        return Time(edges, (), _floats(values.sum(0)), None)
+    here = values[torch.tensor(mine)].sum(0)
+    return Time(edges, _floats(here), _floats(values.sum(0) - here), str(own))
+
+
+def _floats(values: Tensor) -> tuple[float, ...]:
+    return tuple(values.tolist())

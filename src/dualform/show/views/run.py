@@ -1,0 +1,132 @@
+"""The run: how exact the memory is, how large, which layers and steps it has, and one training example in it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from dualform.errors import QueryError
+
+from ..examples import Shown
+from ..words import disk_files
+from .explorer import Explorer
+
+MOST_VISITS = 200
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recorded layer."""
+
+    name: str
+    inputs: int
+    outputs: int
+    slots: int
+    kept: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """How exactly a parameter is explained; no numbers where it is not."""
+
+    name: str
+    error: float | None
+    floor: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the page shows."""
+
+    path: str
+    steps: int
+    visits: int
+    dtype: str
+    worst: float | None
+    parameters: list[Parameter]
+    layers: list[Layer]
+    sizes: dict[str, int]
+    columns: dict[str, str]
+    versions: dict[str, str]
+    marks: list[str]
+    rates: list[tuple[int, float]]
+    """Learning rate by step, where it changes."""
+
+
+def run(explorer: Explorer) -> Run:
+    """What is known of the recording."""
+    memory, manifest = explorer.memory, explorer.memory.store.manifest
+    certificate = memory.certificate
+    sizes: dict[str, int] = {}
+    for name, count in disk_files(memory).items():
+        kind = name.split("/")[0]
+        sizes[kind] = sizes.get(kind, 0) + count
+    visits = memory.store.visits
+    return Run(
+        path=str(memory.path),
+        steps=memory.step,
+        visits=manifest.visits,
+        dtype=manifest.dtype,
+        worst=certificate.worst if len(certificate) else None,
+        parameters=[Parameter(name, error, certificate.floor[name]) for name, error in certificate.items()]
+        + [Parameter(name, None, None) for name in certificate.rest],
+        layers=[
+            Layer(
+                ", ".join(module.name for module in layer.modules), layer.d_in, layer.d_out,
+                memory.store.slots(layer.name), layer.keep, memory.store.parameters[layer.weights[0]].rule or "none",
+            )
+            for layer in manifest.layers
+        ],
+        sizes=sizes,
+        columns={name: _some(visits[name]) for name in visits.column_names if name not in ("visit", "row")},
+        versions=dict(manifest.versions),
+        marks=[f"'{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}." for mark in manifest.marks],
+        rates=_rates(explorer),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A training example: when the network saw it."""
+
+    index: Any
+    shown: Shown | None
+    label: int | None
+    visits: list[dict[str, Any]]
+    count: int
+    columns: list[str]
+
+
+def seen(explorer: Explorer, index: int) -> Seen:
+    """One training example, with its visits."""
+    visits = explorer.memory.store.visits
+    if explorer.index not in visits.column_names:
+        raise QueryError(f"the visits do not say which example they were of: no column '{explorer.index}' was noted.")
+    of = visits[explorer.index].to_numpy(zero_copy_only=False)
+    lines = visits.filter(of == index)
+    shown = explorer.trained_on(index)
+    if not len(lines) and shown is None:
+        raise QueryError(f"there is no training example {index}.")
+    columns = [name for name in visits.column_names if name not in ("visit", "row", explorer.index)]
+    label = explorer.train.label(index) if explorer.train is not None and shown is not None else None
+    return Seen(index, shown, label, lines.slice(0, MOST_VISITS).select(columns).to_pylist(), len(lines), columns)
+
+
+def _some(column: Any) -> str:
+    values = column.unique()
+    told = ", ".join(str(value.as_py()) for value in values[:6])
+    return told + (f", … ({len(values):,} different)" if len(values) > 6 else "")
+
+
+def _rates(explorer: Explorer) -> list[tuple[int, float]]:
+    """The learning rate of the first parameter, where it changes."""
+    table = explorer.memory.store.step_table
+    if "opt_lr" not in table.column_names or not len(table):
+        return []
+    lines = table.filter(pc.field("parameter") == table["parameter"][0].as_py())
+    found: list[tuple[int, float]] = []
+    for step, rate in zip(lines["step"].to_pylist(), lines["opt_lr"].to_pylist(), strict=True):
+        if rate is not None and (not found or found[-1][1] != rate):
+            found.append((step, rate))
+    return found

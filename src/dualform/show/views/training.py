@@ -1,0 +1,229 @@
+"""The training set: which examples matter most over a test set, which never do, and which look wrong."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.errors import QueryError
+
+from ..examples import Shown
+from ..outputs import need_logits
+from .explorer import Explorer
+from .work import Pending, Tell
+
+Which = Literal["all", "right", "wrong"]
+SHOWN, BATCH, MOST = 24, 128, 5000
+"""Examples of each kind, test examples that are asked about at a time and at most."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Over which test examples, and through which layer."""
+
+    layer: str | None = None
+    which: Which = "all"
+    rows: int = 200
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What a training example adds to the right answers of all test examples together."""
+
+    index: Any
+    shown: Shown | None
+    label: Any
+    adds: float
+    """In sum."""
+    size: float
+    """Σ|what it adds|: how much it matters, for good or ill."""
+    against: float
+    """What it takes from the right answers of test examples that have another label than its own."""
+    visits: int
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The numbers of all training examples."""
+
+    names: tuple[Any, ...]
+    adds: Float[Tensor, " G"]
+    size: Float[Tensor, " G"]
+    against: Float[Tensor, " G"] | None
+    asked: int
+    right: float | None
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """All that the page shows."""
+
+    choice: Choice
+    layers: list[str]
+    asked: int
+    available: int
+    right: float | None
+    target: str
+    most: list[Weighed]
+    least: list[Weighed]
+    never: list[Weighed]
+    suspects: list[Weighed] | None
+    """None where it is not known which label is right."""
+    count: int
+    pending: Pending | None
+
+
+def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
+    """Weigh the training examples over some test examples."""
+    layer, test = choice.layer or explorer.layers[-1], explorer.test
+    if test is None:
+        raise QueryError("there is no test set to weigh training examples by: give one with --test.")
+    choice = Choice(layer, choice.which, max(1, min(choice.rows, MOST, len(test))))
+    found = sums_of(explorer, choice)
+    labelled = test.labels is not None and not test.is_stream
+    target = "the logit of the true class" if labelled else "the logit of the predicted class"
+    empty = TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, 0, None)
+    if isinstance(found, Pending):
+        return TrainingSet(**{**vars(empty), "pending": found})
+    order = found.adds.argsort(descending=True).tolist()
+    quiet = found.size.argsort().tolist()
+    suspects = None if found.against is None else found.against.argsort(descending=True).tolist()
+    return TrainingSet(
+        choice=choice,
+        layers=list(explorer.layers),
+        asked=found.asked,
+        available=len(test),
+        right=found.right,
+        target=target,
+        most=_weighed(explorer, found, [i for i in order[:SHOWN] if found.adds[i] > 0]),
+        least=_weighed(explorer, found, [i for i in order[::-1][:SHOWN] if found.adds[i] < 0]),
+        never=_weighed(explorer, found, quiet[:SHOWN]),
+        suspects=None if suspects is None else _weighed(explorer, found, suspects[:SHOWN]),
+        count=len(found.names),
+        pending=None,
+    )
+
+
+def suspects_csv(explorer: Explorer, choice: Choice) -> str | Pending:
+    """All training examples as a table, the most suspicious first."""
+    found = sums_of(explorer, Choice(choice.layer or explorer.layers[-1], choice.which, choice.rows))
+    if isinstance(found, Pending):
+        return found
+    if found.against is None:
+        raise QueryError("the test set has no labels, so it is not known which answers are right.")
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([explorer.index, "label", "against other labels", "adds in sum", "size", "visits"])
+    for each in _weighed(explorer, found, found.against.argsort(descending=True).tolist(), pictures=False):
+        table.writerow([_cell(each.index), _cell(each.label), each.against, each.adds, each.size, each.visits])
+    return text.getvalue()
+
+
+def sums_of(explorer: Explorer, choice: Choice) -> Sums | Pending:
+    """The sums of all training examples, kept when they are found."""
+    layer, column = choice.layer or explorer.layers[-1], explorer.index
+    if column not in explorer.memory.store.visits.column_names:
+        raise QueryError(f"the visits do not say which example they were of: note a column '{column}' while recording.")
+    info = explorer.info(layer)
+    if info.keep != "slots":
+        raise QueryError(f"layer '{layer}' kept no slots, so single training examples cannot be weighed by it.")
+
+    def work(tell: Tell) -> Sums:
+        return _sums(explorer.fork(), Choice(layer, choice.which, choice.rows), tell)
+
+    seconds = explorer.scanning(layer, "contribution", choice.rows)
+    what = f"what all training examples add to {choice.rows} test examples"
+    return explorer.desk.need(("training", layer, choice.which, choice.rows), what, seconds, work)
+
+
+def _sums(explorer: Explorer, choice: Choice, tell: Tell) -> Sums:
+    test = explorer.test
+    assert test is not None and choice.layer is not None
+    rows = list(range(0, len(test), test.stride))[: choice.rows]
+    labels = None if test.is_stream or test.labels is None else [test.label(row) for row in rows]
+    rows, right = _chosen(explorer, rows, labels, choice.which)
+    own = own_labels(explorer)
+    names: tuple[Any, ...] = ()
+    adds = size = against = torch.zeros(0, dtype=torch.float64)
+    for begin in range(0, len(rows), BATCH):
+        some = rows[begin : begin + BATCH]
+        true = None if labels is None else torch.tensor([test.label(row) or 0 for row in some])
+        spot = explorer.spot(explorer.memory, explorer.inputs("test", some), true)
+        groups = spot.by(explorer.index, layer=choice.layer, progress=_part(tell, begin, len(rows)))
+        values = groups.values + (groups.bias if groups.bias is not None else 0)
+        if not names:
+            names = groups.names
+            adds, size, against = (torch.zeros(len(names), dtype=torch.float64) for _ in range(3))
+        adds += values.sum(0)
+        size += values.abs().sum(0)
+        if own is not None and true is not None:
+            other = true.unsqueeze(1) != torch.tensor([own.get(name, -1) for name in names])
+            against -= (values * other).sum(0)
+    if not names:
+        raise QueryError(f"none of the first {choice.rows} test examples is {choice.which}.")
+    known = own is not None and labels is not None
+    return Sums(names, adds, size, against if known else None, len(rows), right)
+
+
+def _chosen(
+    explorer: Explorer, rows: Sequence[int], labels: list[int | None] | None, which: Which
+) -> tuple[list[int], float | None]:
+    """The test examples that the network gets right, or wrong, and the share that it gets right."""
+    if labels is None:
+        return list(rows), None
+    with explorer.lock, torch.no_grad():
+        said = [
+            need_logits(explorer.spot(explorer.memory, explorer.inputs("test", rows[i : i + BATCH])).prediction).argmax(
+                1
+            )
+            for i in range(0, len(rows), BATCH)
+        ]
+    right = [int(answer) == label for answer, label in zip(torch.cat(said), labels, strict=True)]
+    share = sum(right) / len(right)
+    if which == "all":
+        return list(rows), share
+    return [row for row, fine in zip(rows, right, strict=True) if fine == (which == "right")], share
+
+
+def own_labels(explorer: Explorer) -> dict[Any, int] | None:
+    """The label that each training example was trained with, if it was noted."""
+    visits = explorer.memory.store.visits
+    if "label" not in visits.column_names:
+        return None
+    return dict(zip(visits[explorer.index].to_pylist(), visits["label"].to_pylist(), strict=True))
+
+
+def _weighed(explorer: Explorer, sums: Sums, which: Sequence[int], pictures: bool = True) -> list[Weighed]:
+    counts, own = explorer.counts(explorer.index), own_labels(explorer) or {}
+    found = []
+    for i in which:
+        index = sums.names[i]
+        shown = explorer.trained_on(index) if pictures else None
+        against = float("nan") if sums.against is None else float(sums.against[i])
+        found.append(
+            Weighed(
+                index, shown, own.get(index), float(sums.adds[i]), float(sums.size[i]), against, counts.get(index, 0)
+            )
+        )
+    return found
+
+
+def _part(tell: Tell, begin: int, total: int) -> Tell:
+    """Progress of one batch, as a part of all."""
+    if isinstance(tell, bool):
+        return tell
+
+    def told(what: str, done: int, of: int) -> None:
+        tell(what, int(1000 * (begin + min(BATCH, total - begin) * done / max(1, of)) / total), 1000)
+
+    return told
+
+
+def _cell(value: Any) -> Any:
+    """A value that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value

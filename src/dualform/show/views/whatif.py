@@ -1,0 +1,230 @@
+"""What if: the network without some of its training, beside the network as it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from dualform.errors import FilterError, QueryError
+from dualform.explain import Memory
+from dualform.explain.filters import matching
+
+from ..examples import Shown
+from ..outputs import need_logits
+from ..words import MASKED
+from .explorer import MANY, Class, Explorer, Place
+from .prediction import name_of
+from .work import Pending, Tell
+
+STRETCHES, SAID = 20, 10
+"""Parts of training that can be masked each, and classes that are shown."""
+
+REMOVED = "direct contribution removed, not retrained"
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What is masked: groups of a column, a time, single training examples, and what a filter says."""
+
+    by: str | None = None
+    groups: tuple[str, ...] = ()
+    after: int | None = None
+    upto: int | None = None
+    examples: tuple[int, ...] = ()
+    filter: str = ""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing is masked."""
+        return not (self.groups or self.examples or self.filter or self.timed)
+
+    @property
+    def timed(self) -> bool:
+        """Whether a time is masked."""
+        return self.after is not None and self.upto is not None and self.upto > self.after
+
+
+@dataclass(frozen=True)
+class Box:
+    """A group that can be masked."""
+
+    value: str
+    name: str
+    visits: int
+    ticked: bool
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A training example that is masked."""
+
+    index: int
+    shown: Shown | None
+    label: Any
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """All that the page shows. ``without`` are the same classes as ``says``; None while nothing is masked."""
+
+    place: Place
+    count: int
+    stride: int
+    shown: Shown
+    label: int | None
+    label_name: str | None
+    says: list[Class]
+    without: list[Class] | None
+    changed: bool
+    hidden: int
+    visits: int
+    masks: Masks
+    boxes: list[Box]
+    columns: list[str]
+    edges: list[int]
+    examples: list[Masked]
+    note: str
+    pending: Pending | None
+
+
+def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
+    """What the network says of an example with and without some of its training."""
+    explorer.need(place)
+    memory, by = explorer.memory, masks.by or explorer.columns[0]
+    columns = [name for name in explorer.columns if len(explorer.groups(name)) <= MANY]
+    by = by if by in columns else columns[0] if columns else by
+    edges = stretch_edges(memory.step)
+    logits = need_logits(explorer.predict(place))[0]
+    hidden = hidden_by(explorer, masks, by)
+    without, pending = None, None
+    if hidden.any():
+        found = masked_memory(explorer, masks, by, hidden)
+        if isinstance(found, Pending):
+            pending = found
+        else:
+            with explorer.lock:
+                without = need_logits(found.predict(explorer.model, explorer.input(place), progress=False))[0]
+    label = explorer.label(place)
+    likely = [] if without is None else without.topk(min(3, len(without))).indices.tolist()
+    says = explorer.says(logits, SAID, [*likely, *([] if label is None else [label])])
+    beside = None if without is None else {each.number: each for each in explorer.says(without)}
+    found = explorer.examples(place.set)
+    return WhatIf(
+        place=place,
+        count=explorer.count(place.set),
+        stride=found.stride if found is not None else 1,
+        shown=explorer.shown(place),
+        label=label,
+        label_name=None if label is None else explorer.class_name(label),
+        says=says,
+        without=None if beside is None else [beside[each.number] for each in says],
+        changed=without is not None and int(without.argmax()) != int(logits.argmax()),
+        hidden=int(hidden.sum()),
+        visits=len(hidden),
+        masks=masks,
+        boxes=_boxes(explorer, by, masks) if columns else [],
+        columns=columns,
+        edges=edges,
+        examples=[_masked(explorer, index) for index in masks.examples],
+        note=f"With the mask: {REMOVED}. {MASKED}",
+        pending=pending,
+    )
+
+
+def hidden_by(explorer: Explorer, masks: Masks, by: str) -> Bool[np.ndarray, " V"]:
+    """For each visit whether it is masked."""
+    visits = explorer.memory.store.visits
+    hidden = np.zeros(len(visits), bool)
+    if masks.groups:
+        known = {str(value): value for value in explorer.groups(by)}
+        if unknown := [group for group in masks.groups if group not in known]:
+            raise QueryError(f"no group {unknown[0]!r} in column '{by}': there are {list(known)[:10]}.")
+        wanted = {known[group] for group in masks.groups}
+        hidden |= np.array([value in wanted for value in visits[by].to_pylist()])
+    if masks.timed:
+        steps = visits["step"].to_numpy()
+        hidden |= (steps > masks.after) & (steps <= masks.upto)
+    if masks.examples:
+        if explorer.index not in visits.column_names:
+            raise QueryError(f"single examples cannot be masked: no column '{explorer.index}' was noted.")
+        hidden |= np.isin(visits[explorer.index].to_numpy(zero_copy_only=False), masks.examples)
+    if masks.filter:
+        if len(masks.filter) > 500:
+            raise FilterError("the filter is longer than 500 characters. Write a shorter condition.")
+        hidden |= matching(visits, masks.filter)
+    return hidden
+
+
+def masked_memory(
+    explorer: Explorer, masks: Masks, by: str, hidden: Bool[np.ndarray, " V"]
+) -> Memory | Pending:  # fmt: skip
+    """The memory through the masks: by the ledger where they are whole groups or stretches, else by its slots."""
+    memory, desk = explorer.memory, explorer.desk
+    single = bool(masks.examples or masks.filter)
+    if masks.groups and not masks.timed and not single:
+        book = ledger_of(explorer, by)
+    elif (
+        masks.timed and not masks.groups and not single and {masks.after, masks.upto} <= set(stretch_edges(memory.step))
+    ):
+        book = ledger_of_time(explorer)
+    else:
+        summing = _working(lambda tell: memory.weights(progress=tell))
+        book = desk.need(("exact", memory.step), "the weights as a sum", explorer.rebuilding, summing)
+    if isinstance(book, Pending):
+        return book
+    without = memory.without(hidden)
+    share = 0.0 if not single and not (masks.groups and masks.timed) else float(hidden.mean())
+    shaped = any(memory.store.shaped(p.name) for p in memory.store.manifest.parameters if p.kind != "rest")
+    seconds = explorer.rebuilding * (1.0 if shaped and share else min(share, 1 - share))
+
+    def work(tell: Tell) -> Memory:
+        without.weights(progress=tell)
+        return without
+
+    key = ("without", by, masks, memory.step)
+    return desk.need(key, f"the weights without {int(hidden.sum()):,} visits", seconds, work)
+
+
+def ledger_of(explorer: Explorer, by: str) -> Any:
+    """The ledger of a column, in the background where that takes long."""
+    work = _working(lambda tell: explorer.memory.ledger(by, progress=tell))
+    return explorer.desk.need(("ledger", by), f"the ledger by {by}", explorer.rebuilding * 1.5, work)
+
+
+def ledger_of_time(explorer: Explorer) -> Any:
+    """The ledger of the stretches of training."""
+    memory = explorer.memory
+    edges = np.array(stretch_edges(memory.step))
+    stretch = np.searchsorted(edges, memory.store.visits["step"].to_numpy(), side="left") - 1
+    work = _working(lambda tell: memory.ledger(stretch.tolist(), progress=tell))
+    return explorer.desk.need(("ledger", "step"), "the ledger by time", explorer.rebuilding * 1.5, work)
+
+
+def stretch_edges(steps: int) -> list[int]:
+    """Where the stretches of training begin and end that can be masked each."""
+    return np.unique(np.round(np.linspace(0, steps, min(STRETCHES, steps) + 1)).astype(int)).tolist()
+
+
+def _working(work: Callable[[Tell], Any]) -> Callable[[Tell], bool]:
+    """Work whose result the memory keeps by itself."""
+
+    def done(tell: Tell) -> bool:
+        work(tell)
+        return True
+
+    return done
+
+
+def _boxes(explorer: Explorer, by: str, masks: Masks) -> list[Box]:
+    counts = explorer.counts(by)
+    return [
+        Box(str(value), name_of(explorer, by, value), counts.get(value, 0), str(value) in masks.groups)
+        for value in explorer.groups(by)
+    ]
+
+
+def _masked(explorer: Explorer, index: int) -> Masked:
+    train = explorer.train
+    return Masked(index, explorer.trained_on(index), None if train is None else train.label(index))

@@ -1,0 +1,1 @@
+"""The explorer in a browser: a local server that renders the views, and lets nobody else in."""

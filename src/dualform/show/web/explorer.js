@@ -1,0 +1,146 @@
+// A little script: controls take effect at once, slow answers are waited for, and own inputs are sent. Pages work without.
+"use strict";
+
+const main = () => document.getElementById("main");
+const headers = { "X-Dualform": "1" };
+let latest = 0;
+
+// Fetch a page and show its content in place of this one's.
+async function show(address, { push = true } = {}) {
+  const mine = ++latest;
+  const focused = document.activeElement && document.activeElement.id;
+  main().setAttribute("aria-busy", "true");
+  try {
+    const response = await fetch(address, { headers });
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    if (mine !== latest) return;
+    const found = page.getElementById("main");
+    if (!found) { location.href = address; return; }
+    document.title = page.title;
+    main().replaceWith(document.adoptNode(found));
+    for (const part of ["header", "footer"]) document.querySelector(part).replaceWith(document.adoptNode(page.querySelector(part)));
+    const moved = new URL(address, location.href).pathname !== location.pathname;
+    if (push) history.pushState(null, "", address);
+    if (moved) window.scrollTo(0, 0);
+    if (focused && document.getElementById(focused)) document.getElementById(focused).focus({ preventScroll: true });
+    begin();
+    const verdict = document.querySelector(".verdict, h1");
+    document.getElementById("told").textContent = verdict ? verdict.textContent : "";
+  } catch (error) {
+    if (mine === latest) { main().removeAttribute("aria-busy"); problem("The explorer does not answer. Is it still running?"); }
+  }
+}
+
+function problem(text) {
+  const place = document.querySelector("[data-problem]");
+  document.getElementById("told").textContent = text;
+  if (place) { place.textContent = text; place.hidden = false; }
+}
+
+function addressOf(form) {
+  const fields = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) if (value !== "") fields.append(name, value);
+  const text = fields.toString();
+  return form.getAttribute("action") + (text ? "?" + text : "");
+}
+
+// What is new on the page comes to life.
+function begin() {
+  for (const work of document.querySelectorAll("[data-work]")) {
+    work.querySelector("[data-start]").addEventListener("click", () => start(work));
+    if (work.dataset.state === "running") wait(work);
+  }
+  const canvas = document.querySelector("[data-draw]");
+  if (canvas) drawable(canvas);
+}
+
+async function start(work) {
+  await fetch("/work/" + work.dataset.work, { method: "POST", headers });
+  wait(work);
+}
+
+async function wait(work) {
+  work.querySelector("[data-start]").disabled = true;
+  while (document.contains(work)) {
+    const response = await fetch("/work/" + work.dataset.work + ".json", { headers });
+    const state = response.ok ? await response.json() : { state: "done" };
+    work.querySelector("progress").value = state.share || 0;
+    if (state.state === "done") { show(location.href, { push: false }); return; }
+    if (state.state === "failed") { work.querySelector("[data-left]").textContent = state.error; work.querySelector("[data-start]").disabled = false; return; }
+    work.querySelector("[data-left]").textContent = "about " + Math.max(1, Math.round(state.left)) + " s left";
+    await new Promise(done => setTimeout(done, 400));
+  }
+}
+
+async function bring(address, body) {
+  const response = await fetch(address, { method: "POST", headers, body });
+  const answer = await response.json().catch(() => ({ error: "This could not be read." }));
+  if (response.ok) show(answer.address); else problem(answer.error);
+}
+
+function drawable(canvas) {
+  const pen = canvas.getContext("2d");
+  const clear = () => { pen.fillStyle = "#fff"; pen.fillRect(0, 0, canvas.width, canvas.height); };
+  const at = event => { const box = canvas.getBoundingClientRect(); return [(event.clientX - box.left) * canvas.width / box.width, (event.clientY - box.top) * canvas.height / box.height]; };
+  let last = null;
+  clear();
+  pen.lineCap = "round"; pen.lineWidth = canvas.width / 11; pen.strokeStyle = "#000";
+  canvas.addEventListener("pointerdown", event => { last = at(event); canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointermove", event => { if (!last) return; const now = at(event); pen.beginPath(); pen.moveTo(...last); pen.lineTo(...now); pen.stroke(); last = now; });
+  canvas.addEventListener("pointerup", () => { last = null; });
+  document.querySelector("[data-clear]").addEventListener("click", clear);
+  document.querySelector("[data-ask-drawing]").addEventListener("click", () => canvas.toBlob(blob => bring("/own/picture?name=drawing", blob), "image/png"));
+}
+
+document.addEventListener("change", event => {
+  const field = event.target, form = field.form;
+  if (field.matches("[data-upload]")) {
+    const file = field.files[0], invert = document.querySelector("[data-invert]").checked;
+    if (file) bring("/own/picture?name=" + encodeURIComponent(file.name.slice(0, 60)) + (invert ? "&invert=1" : ""), file);
+  } else if (form && form.matches("[data-go]")) {
+    show(form.getAttribute("action") + "/" + form.elements.row.value + location.search);
+  } else if (form && form.matches("[data-live]")) {
+    if (field.dataset.clears) for (const other of form.querySelectorAll("[name=" + field.dataset.clears + "]")) { other.checked = false; if (other.tagName === "SELECT") other.value = ""; }
+    show(addressOf(form));
+  }
+});
+
+document.addEventListener("input", event => {
+  const shown = event.target.matches("input[type=range]") && event.target.parentElement.querySelector("output");
+  if (shown) shown.textContent = event.target.value;
+});
+
+document.addEventListener("submit", event => {
+  const form = event.target;
+  if (!form.matches("[data-live], [data-go]")) return;
+  event.preventDefault();
+  show(form.matches("[data-go]") ? form.getAttribute("action") + "/" + form.elements.row.value + location.search : addressOf(form));
+});
+
+document.addEventListener("click", event => {
+  const link = event.target.closest("a[data-live]");
+  if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) { event.preventDefault(); show(link.href); }
+  if (event.target.closest("[data-ask-text]")) bring("/own/text", document.querySelector("[data-text]").value);
+});
+
+document.addEventListener("keydown", event => {
+  const typing = event.target.matches("input, select, textarea, canvas");
+  if (event.altKey && event.key >= "1" && event.key <= "9") {
+    const tab = document.querySelector("[data-key='" + event.key + "']");
+    if (tab) { event.preventDefault(); tab.click(); }
+  } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey && (event.key === "ArrowLeft" || event.key === "ArrowRight")) {
+    const link = document.querySelector(event.key === "ArrowLeft" ? "a[rel=prev]" : "a[rel=next]");
+    if (link) { event.preventDefault(); show(link.href); }
+  }
+});
+
+window.addEventListener("dragover", event => { if (document.querySelector("[data-upload]")) event.preventDefault(); });
+window.addEventListener("drop", event => {
+  const file = event.dataTransfer && event.dataTransfer.files[0];
+  if (!file || !document.querySelector("[data-upload]")) return;
+  event.preventDefault();
+  bring("/own/picture?name=" + encodeURIComponent(file.name.slice(0, 60)), file);
+});
+
+window.addEventListener("popstate", () => show(location.href, { push: false }));
+begin();

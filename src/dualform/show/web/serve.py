@@ -1,0 +1,76 @@
+"""Start the server: on this machine alone, or with a token."""
+
+import ipaddress
+import secrets
+import socket
+import threading
+import time
+import webbrowser
+from typing import Any
+
+from rich.console import Console
+
+from dualform.errors import QueryError, require
+
+from ..views.explorer import Explorer
+from .guard import LOOPBACK
+from .server import make_app, warm_up
+
+
+def serve(explorer: Explorer, host: str, port: int, token: str | None, browser: bool, say: Console) -> None:
+    """Serve the explorer until somebody stops it."""
+    server, address = make_server(explorer, host, port, token)
+    begin = time.perf_counter()
+    say.print("Warming up …", end="\r")
+    warm_up(explorer)
+    say.print(
+        f"The explorer is at [bold]{address}[/] (ready after {time.perf_counter() - begin:.1f} s). Stop it with Ctrl-C."
+    )
+    if browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    try:
+        server.run(sockets=[server.dualform_socket])
+    finally:
+        explorer.desk.close()
+
+
+def make_server(explorer: Explorer, host: str, port: int, token: str | None) -> tuple[Any, str]:
+    """A server that has its port already, and the address to open."""
+    uvicorn = require("uvicorn", "web")
+    local = is_loopback(host)
+    token = token or (None if local else secrets.token_urlsafe(24))
+    hosts = (*LOOPBACK, host) if host not in ("0.0.0.0", "::") else ("*",)
+    listener = listen(host, port)
+    config = uvicorn.Config(
+        make_app(explorer, hosts, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    server.dualform_socket = listener
+    shown = f"[{host}]" if ":" in host else "localhost" if host == "127.0.0.1" else host
+    address = f"http://{shown}:{listener.getsockname()[1]}/"
+    return server, address if token is None else f"{address}?token={token}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise QueryError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another port with --port, or 0 for any."
+        ) from error
+    return listener

@@ -1,0 +1,342 @@
+"""The pages and their addresses. Every page is there as ``.json`` too."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlencode
+
+import torch
+
+from dualform.errors import DualformError, QueryError, require
+from dualform.types import Order, Score
+
+from ..examples import read_picture
+from ..views.attention import Looking, attention, attention_layers
+from ..views.explorer import SETS, Explorer, Place
+from ..views.prediction import ORDERS, Question, predict
+from ..views.render import as_plain, render, style
+from ..views.run import run, seen
+from ..views.training import Choice, Which, suspects_csv, training_set
+from ..views.whatif import Masks, ledger_of, ledger_of_time, what_if
+from ..views.work import Pending
+from .guard import LOOPBACK, Guard
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+HERE = Path(__file__).parent
+log = logging.getLogger("dualform")
+
+
+class Pages:
+    """Answers requests with the views of an explorer."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+        self.responses: Any = require("starlette.responses", "web")
+
+    # ------------------------------------------------------------------------------------------- views
+
+    def home(self, request: "Request") -> "Response":
+        """To the first example, or to the run where there is none."""
+        first = next((name for name in SETS if self.explorer.count(name)), None)
+        return self.responses.RedirectResponse(f"/prediction/{first}/0" if first else "/run", 303)
+
+    def prediction(self, request: "Request") -> "Response":
+        """What a prediction is made of."""
+        place, fields = self._place(request), Fields(request)
+        question = Question(
+            layer=fields.text("layer"), score=fields.one_of("score", get_args(Score)),
+            order=fields.one_of("order", get_args(Order)) or "largest", target=fields.number("target"),
+            k=fields.number("k") or 12, step=fields.number("step"), by=fields.text("by"),
+        )  # fmt: skip
+        view = predict(self.explorer, place, question)
+        return self._page(request, "prediction.html", "Prediction", view, orders=ORDERS)
+
+    def what_if(self, request: "Request") -> "Response":
+        """What it would be without some training."""
+        place, fields = self._place(request), Fields(request)
+        masks = Masks(
+            by=fields.text("by"), groups=tuple(dict.fromkeys(fields.all("group"))), after=fields.number("after"),
+            upto=fields.number("upto"), examples=tuple(dict.fromkeys(fields.numbers("example"))),
+            filter=(fields.text("filter") or "").strip(),
+        )  # fmt: skip
+        return self._page(request, "what-if.html", "What if", what_if(self.explorer, place, masks))
+
+    def training(self, request: "Request") -> "Response":
+        """Which training examples matter."""
+        view = training_set(self.explorer, self._choice(request))
+        return self._page(
+            request, "training.html", "Training set", view, query=urlencode(request.query_params.multi_items())
+        )
+
+    def suspects(self, request: "Request") -> "Response":
+        """All training examples as a table."""
+        found = suspects_csv(self.explorer, self._choice(request))
+        if isinstance(found, Pending):
+            return self._page(request, "waiting.html", "Training set", found)
+        headers = {"content-disposition": 'attachment; filename="suspects.csv"'}
+        return self.responses.Response(found, media_type="text/csv; charset=utf-8", headers=headers)
+
+    def attention(self, request: "Request") -> "Response":
+        """Where attention looks."""
+        place, fields = self._place(request), Fields(request)
+        token = fields.number("token")
+        looking = Looking(
+            fields.text("layer"), fields.number("head"), -1 if token is None else token, fields.text("recalled")
+        )
+        return self._page(request, "attention.html", "Attention", attention(self.explorer, place, looking))
+
+    def run(self, request: "Request") -> "Response":
+        """What is known of the recording."""
+        return self._page(request, "run.html", "Run", run(self.explorer))
+
+    def example(self, request: "Request") -> "Response":
+        """One training example."""
+        text = request.path_params["index"].removesuffix(".json")
+        if not text.isdigit():
+            raise QueryError(f"there is no training example {text!r}: they have numbers.")
+        return self._page(request, "example.html", "Training set", seen(self.explorer, int(text)))
+
+    # ------------------------------------------------------------------------------------------- what is sent
+
+    async def picture(self, request: "Request") -> "Response":
+        """Take a picture that somebody brought: its bytes are the body of the request."""
+        like, body = self.explorer.test or self.explorer.train, await _body(request)
+        if like is None or like.kind != "image":
+            raise QueryError("this network takes no pictures.")
+        fields = Fields(request)
+        pixels = read_picture(body, like.grid, like.channels, True if fields.text("invert") else None)
+        name = (fields.text("name") or "picture")[:60]
+        return self._brought(self.explorer.bring(name, like.from_pixels(pixels)))
+
+    async def text(self, request: "Request") -> "Response":
+        """Take a text, or numbers, that somebody typed."""
+        like, body = self.explorer.test or self.explorer.train, await _body(request)
+        if like is None or like.kind == "image":
+            raise QueryError("this network takes pictures, not text.")
+        text = body.decode("utf-8", errors="replace").strip()
+        if like.kind == "text":
+            ids = like.vocabulary.encode(text) if like.vocabulary is not None else _numbers(text, int)
+            if not ids:
+                raise QueryError("write something first.")
+            x = torch.tensor(_fitted(ids, like.shape, like.is_stream))
+        else:
+            values = _numbers(text, float)
+            size = int(torch.Size(like.shape).numel())
+            if len(values) != size:
+                raise QueryError(f"the network takes {size} numbers, not {len(values)}.")
+            x = torch.tensor(values).reshape(like.shape)
+        return self._brought(self.explorer.bring(text[:40], x))
+
+    def start(self, request: "Request") -> "Response":
+        """Begin something that takes a while."""
+        found = self.explorer.desk.start(request.path_params["name"])
+        return self._state(found)
+
+    def state(self, request: "Request") -> "Response":
+        """How far something is."""
+        return self._state(self.explorer.desk.state(request.path_params["name"]))
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _page(self, request: "Request", template: str, tab: str, view: Any, **more: Any) -> "Response":
+        """A view as a page, or as JSON where the address ends so."""
+        path, query = request.url.path, request.url.query
+        if path.endswith(".json"):
+            return self.responses.JSONResponse(as_plain(view))
+        if isinstance(view, Pending):
+            template = "waiting.html"
+        place = getattr(view, "place", None)
+        back = f"{place.set}/{place.row}" if place is not None else self._back(request)
+        base = path.rsplit("/", 1)[0]
+        like = self.explorer.test or self.explorer.train
+        keep = [(name, value) for name, value in request.query_params.multi_items() if name != "target"]
+
+        def here(name: str, row: int) -> str:
+            root = "/" + path.split("/")[1]
+            return f"{root}/{name}/{row}" + (f"?{urlencode(keep)}" if keep and root == "/prediction" else "")
+
+        def address_with(**fields: Any) -> str:
+            every = {**dict(request.query_params), **{name: str(value) for name, value in fields.items()}}
+            return f"{path}?{urlencode(every)}"
+
+        values = {
+            "view": view, "explorer": self.explorer, "tab": tab, "tabs": self._tabs(back), "path": here, "base": base,
+            "address": f"{path}?{query}" if query else path, "address_with": address_with, "back": back,
+            "json_address": f"{path}.json" + (f"?{query}" if query else ""),
+            "sets": [name for name in SETS if self.explorer.count(name)],
+            "kind": like.kind if like is not None else "none",
+            "channels": like.channels if like is not None and like.kind == "image" else 0,
+            "numbers": int(torch.Size(like.shape).numel()) if like is not None else 0,
+        }  # fmt: skip
+        response = self.responses.HTMLResponse(render(template, **values, **more))
+        if back:
+            response.set_cookie("place", back, samesite="strict", httponly=True)
+        return response
+
+    def _tabs(self, back: str) -> list[tuple[str, str]]:
+        tabs = [("Prediction", f"/prediction/{back}"), ("What if", f"/what-if/{back}")] if back else []
+        if self.explorer.test is not None:
+            tabs.append(("Training set", "/training"))
+        if back and attention_layers(self.explorer.model):
+            tabs.append(("Attention", f"/attention/{back}"))
+        return [*tabs, ("Run", "/run")]
+
+    def problem(self, request: "Request", error: Exception) -> "Response":
+        """Something that cannot be done, in a sentence."""
+        known = isinstance(error, DualformError)
+        if not known:
+            log.error("%s failed", request.url.path, exc_info=error)
+        message = str(error) if known else "This should not have happened. The terminal of the explorer says more."
+        if request.url.path.endswith(".json") or request.method == "POST":
+            return self.responses.JSONResponse({"error": message}, 400 if known else 500)
+        values = {
+            "explorer": self.explorer,
+            "tab": "",
+            "tabs": self._tabs(self._back(request)),
+            "address": "",
+            "json_address": "",
+        }
+        heading = "This cannot be asked" if known else "Something broke"
+        return self.responses.HTMLResponse(
+            render("error.html", heading=heading, message=message, **values), 400 if known else 500
+        )
+
+    def missing(self, request: "Request", error: Exception) -> "Response":
+        """No such page."""
+        values = {
+            "explorer": self.explorer,
+            "tab": "",
+            "tabs": self._tabs(self._back(request)),
+            "address": "",
+            "json_address": "",
+        }
+        page = render("error.html", heading="Nothing here", message="There is no page at this address.", **values)
+        return self.responses.HTMLResponse(page, getattr(error, "status_code", 404))
+
+    def _back(self, request: "Request") -> str:
+        """The example that was looked at last, or the first one."""
+        name, _, row = request.cookies.get("place", "").partition("/")
+        if name in SETS and row.isdigit() and len(row) <= 12 and int(row) < self.explorer.count(name):
+            return f"{name}/{row}"
+        first = next((name for name in SETS if self.explorer.count(name)), None)
+        return f"{first}/0" if first else ""
+
+    def _place(self, request: "Request") -> Place:
+        row = request.path_params["row"].removesuffix(".json")
+        name = request.path_params["set"]
+        if name not in SETS or not row.isdigit() or len(row) > 12:
+            raise QueryError(f"there is no example {name}/{row}.")
+        place = Place(name, int(row))
+        self.explorer.need(place)
+        return place
+
+    def _choice(self, request: "Request") -> Choice:
+        fields = Fields(request)
+        which = fields.one_of("which", get_args(Which)) or "all"
+        return Choice(fields.text("layer"), which, fields.number("rows") or 200)
+
+    def _brought(self, place: Place) -> "Response":
+        return self.responses.JSONResponse({"address": f"/prediction/{place.set}/{place.row}"})
+
+    def _state(self, found: Pending | None) -> "Response":
+        if found is None:
+            return self.responses.JSONResponse({"state": "done", "share": 1.0}, 200)
+        return self.responses.JSONResponse({**as_plain(found), "left": found.left, "begun": None})
+
+
+class Fields:
+    """The fields of an address, read strictly."""
+
+    def __init__(self, request: "Request") -> None:
+        self._given = request.query_params
+
+    def text(self, name: str) -> str | None:
+        """A text; None where there is none."""
+        return self._given.get(name) or None
+
+    def all(self, name: str) -> list[str]:
+        """All values of a field."""
+        return [value for value in self._given.getlist(name) if value != ""]
+
+    def number(self, name: str) -> int | None:
+        """A whole number; None where there is none."""
+        return next(iter(self.numbers(name)), None)
+
+    def numbers(self, name: str) -> list[int]:
+        """All values of a field, which must be whole numbers."""
+        found = self.all(name)
+        for value in found:
+            if not value.removeprefix("-").isdigit() or len(value) > 15:
+                raise QueryError(f"{name}={value!r} is no whole number.")
+        return [int(value) for value in found]
+
+    def one_of(self, name: str, known: Sequence[str]) -> Any:
+        """One of some names; None where there is none."""
+        value = self.text(name)
+        if value is not None and value not in known:
+            raise QueryError(f"{name}={value!r} is not known; choose one of {list(known)}.")
+        return value
+
+
+def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None) -> Guard:
+    """The whole application, guarded."""
+    routing, applications = require("starlette.routing", "web"), require("starlette.applications", "web")
+    responses, exceptions = require("starlette.responses", "web"), require("starlette.exceptions", "web")
+    pages, route = Pages(explorer), routing.Route
+
+    def static(text: str, kind: str) -> Callable[["Request"], "Response"]:
+        return lambda request: responses.Response(text, media_type=kind)
+
+    both = ("", ".json")
+    routes = [
+        route("/", pages.home),
+        route("/prediction/{set}/{row}", pages.prediction),
+        route("/what-if/{set}/{row}", pages.what_if),
+        *(route(f"/training{end}", pages.training) for end in both),
+        route("/training/suspects.csv", pages.suspects),
+        route("/attention/{set}/{row}", pages.attention),
+        *(route(f"/run{end}", pages.run) for end in both),
+        route("/example/{index}", pages.example),
+        route("/own/picture", pages.picture, methods=["POST"]),
+        route("/own/text", pages.text, methods=["POST"]),
+        route("/work/{name}.json", pages.state),
+        route("/work/{name}", pages.start, methods=["POST"]),
+        route("/static/style.css", static(style(), "text/css; charset=utf-8")),
+        route("/static/explorer.js", static((HERE / "explorer.js").read_text(encoding="utf-8"), "text/javascript")),
+        route("/static/icon.svg", static((HERE / "icon.svg").read_text(encoding="utf-8"), "image/svg+xml")),
+    ]
+    handlers = {exceptions.HTTPException: pages.missing, DualformError: pages.problem, Exception: pages.problem}
+    return Guard(applications.Starlette(routes=routes, exception_handlers=handlers), tuple(hosts), token)
+
+
+def warm_up(explorer: Explorer) -> None:
+    """Ask once, so that the first visitor need not wait, and begin the ledgers that masks go through."""
+    first = next((name for name in ("test", "train") if explorer.count(name)), None)
+    if first is not None:
+        predict(explorer, Place(first, 0), Question())
+    for book in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
+        if isinstance(book, Pending):
+            explorer.desk.start(book.name)
+
+
+async def _body(request: "Request") -> bytes:
+    return await request.body()
+
+
+def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise QueryError(f"these are not all numbers: {text[:60]!r}.") from error
+
+
+def _fitted(ids: list[int], shape: tuple[int, ...], free: bool) -> list[int]:
+    """Tokens in the length that the network takes: a long text loses its beginning."""
+    length = shape[0]
+    if len(ids) >= length or free:
+        return ids[-length:]
+    return ids

@@ -1,0 +1,194 @@
+"""What people look at: examples of every kind, and what they bring themselves."""
+
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dualform.errors import DataNotFound, QueryError
+from dualform.show.examples import Examples, load_examples, load_vocabulary, png, read_picture
+from dualform.show.examples.vocabulary import Bytes, Words
+
+Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+
+
+def pictures(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Some pictures in a range of their own, in which black and white do occur."""
+    x = torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+    x[0].view(-1)[0], x[0].view(-1)[1] = 0, 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind"),
+    [
+        (torch.rand(3, 28, 28), "image"), (torch.rand(3, 784), "image"), (torch.rand(3, 3, 32, 32), "image"),
+        (torch.rand(3, 32, 32, 3), "image"), (torch.rand(3, 1, 9, 9), "image"), (torch.rand(3, 13), "numbers"),
+        (torch.rand(3, 4, 4), "numbers"), (torch.arange(40), "text"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_an_example_is_seen_from_its_shape(inputs, kind):
+    examples = Examples(inputs, length=10)
+    assert examples.kind == kind
+    shown = examples.shown(1)
+    assert shown.kind == kind and "1" in shown.alt
+    assert bool(shown.picture) == (kind == "image") and bool(shown.tokens) == (kind == "text")
+
+
+@pytest.mark.parametrize("shape", [(5, 28, 28), (5, 784), (5, 3, 32, 32), (5, 32, 32, 3), (5, 1, 10, 10)])
+@pytest.mark.parametrize("scale", [(0, 1), (-2.5, 4.0), (10, 255)])
+def test_a_picture_that_is_brought_is_what_the_network_would_have_seen(shape, scale):
+    """As bytes and back, in whatever range the training examples are."""
+    low, high = scale
+    x = (pictures(*shape) * 255).round() / 255
+    x[1], x[2] = 0, 1  # both ends in every channel
+    examples = Examples(low + x * (high - low))
+    pixels = examples.pixels(examples.row(3)[0])
+    file = png(pixels)
+    again = read_picture(file, examples.grid, examples.channels, False)
+    torch.testing.assert_close(examples.from_pixels(again), examples.row(3)[0], atol=1e-4 * (high - low), rtol=0)
+    with Image.open(BytesIO(file)) as opened:
+        assert np.array_equal(np.asarray(opened), pixels.numpy())
+
+
+def test_writing_on_paper_is_inverted_and_other_pictures_are_not():
+    paper = torch.full((20, 20), 255, dtype=torch.uint8)
+    paper[8:12, 8:12] = 0
+    assert read_picture(png(paper), (10, 10), 1, None)[5, 5, 0] == 1
+    assert read_picture(png(255 - paper), (10, 10), 1, None)[5, 5, 0] == 1
+    assert read_picture(png(paper), (10, 10), 1, False)[5, 5, 0] == 0
+    assert read_picture(png(paper), (10, 10), 3, None).shape == (10, 10, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GIF89a", b"<svg onload=alert(1)>", b"\x89PNG\r\n\x1a\n" + b"\0" * 50, b"MZ" * 99]
+)
+def test_what_is_no_picture_is_refused(data):
+    with pytest.raises(QueryError, match="no picture"):
+        read_picture(data, (8, 8), 1, None)
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused():
+    huge = BytesIO()
+    Image.new("1", (30_000, 30_000)).save(huge, "PNG")
+    assert len(huge.getvalue()) < 1_000_000
+    with pytest.raises(QueryError):
+        read_picture(huge.getvalue(), (8, 8), 1, None)
+
+
+def test_a_row_of_a_layer_is_a_place_in_the_picture():
+    examples = Examples(pictures(2, 28, 28))
+    assert examples.shown(0, position=5, positions=16).patch == (0.25, 0.25, 0.25, 0.25)
+    assert examples.shown(0, position=6, positions=17).patch == (0.25, 0.25, 0.25, 0.25)  # after a class token
+    assert examples.shown(0, position=3, positions=15).patch is None
+    assert examples.shown(0, position=0, positions=1).patch is None
+
+
+def test_a_place_in_a_long_text_is_shown_with_what_is_around_it():
+    text = "the quick brown fox jumps over the lazy dog " * 9
+    tokens = sorted(set(text))
+    stream = Examples(torch.tensor([tokens.index(c) for c in text]), None, Words(tokens), 30)
+    assert len(stream) == len(text) - 29 and stream.stride == 30
+    shown = stream.shown(100, position=16)
+    assert shown.mark is not None and shown.tokens[shown.mark] == text[116]
+    assert "".join(shown.tokens) == text[76:156]
+    assert "".join(stream.shown(100).tokens) == text[100:130]
+    assert "".join(stream.shown(0, position=2).tokens).startswith("the")
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_what_is_written_is_read_again(text):
+    assert "".join(Bytes().decode(Bytes().encode(text))) == text
+    tokens = Words(sorted(set(text)))
+    assert "".join(tokens.decode(tokens.encode(text))) == text
+    assert len(Bytes().decode(Bytes().encode(text))) == len(Bytes().encode(text))
+
+
+@given(st.lists(st.integers(0, 255), max_size=30))
+def test_any_bytes_can_be_shown(ids):
+    assert len(Bytes().decode(ids)) == len(ids)
+
+
+def test_words_that_are_not_known():
+    assert Words(["a", "<unk>"], " ").encode("a b") == [0, 1]
+    with pytest.raises(QueryError, match="does not know 'b'"):
+        Words(["a"], " ").encode("a b")
+
+
+def test_vocabularies_come_from_files(tmp_path):
+    (tmp_path / "words.txt").write_text("the\ncat\n")
+    (tmp_path / "words.json").write_text(json.dumps(["the", "cat"]))
+    (tmp_path / "characters.json").write_text(json.dumps(list("abc")))
+    (tmp_path / "other.json").write_text("{}")
+    for name in ("words.txt", "words.json"):
+        vocabulary = load_vocabulary(str(tmp_path / name))
+        assert vocabulary is not None and vocabulary.encode("cat the") == [1, 0]
+    characters = load_vocabulary(str(tmp_path / "characters.json"))
+    assert characters is not None and characters.decode([2, 0]) == ["c", "a"]
+    assert load_vocabulary(None) is None and isinstance(load_vocabulary("bytes"), Bytes)
+    for name, error in (("nothing.json", DataNotFound), ("other.json", QueryError)):
+        with pytest.raises(error):
+            load_vocabulary(str(tmp_path / name))
+
+
+def test_a_tokenizer_of_hugging_face(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "<unk>": 2}, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_vocabulary(str(tmp_path / "tokenizer.json"))
+    assert vocabulary is not None and vocabulary.encode("the cat dog") == [0, 1, 2]
+    assert "".join(vocabulary.decode([0, 1])) == "the cat"
+
+
+MODEL = nn.Linear(784, 3)
+X, Y = pictures(6, 28, 28), torch.arange(6) % 3
+
+
+def pairs() -> tuple[torch.Tensor, torch.Tensor]:
+    return X, Y
+
+
+def dataset() -> TensorDataset:
+    return TensorDataset(X, Y)
+
+
+def only() -> torch.Tensor:
+    return X
+
+
+def nothing() -> dict:
+    return {}
+
+
+def test_examples_come_from_files_factories_and_data_sets(tmp_path, monkeypatch):
+    np.savez(tmp_path / "both.npz", inputs=X.numpy(), labels=Y.numpy())
+    np.save(tmp_path / "x.npy", X.numpy())
+    save_file({"inputs": X, "labels": Y}, tmp_path / "both.safetensors")
+    here = f"{__name__}"
+    names = [str(tmp_path / name) for name in ("both.npz", "both.safetensors", "x.npy")]
+    for name in [*names, f"{here}:pairs", f"{here}:dataset", f"{here}:only", f"{here}:pairs()"]:
+        examples = load_examples(name, MODEL)
+        assert len(examples) == 6 and examples.kind == "image"
+        torch.testing.assert_close(examples.rows([2, 4]), X[[2, 4]])
+        labelled = "both" in name or "pairs" in name or "dataset" in name
+        assert examples.label(2) == (2 if labelled else None)
+    with pytest.raises(DataNotFound):
+        load_examples(str(tmp_path / "missing.npz"), MODEL)
+    with pytest.raises(QueryError, match="holds no examples"):
+        load_examples(f"{here}:nothing", MODEL)
+    with pytest.raises(QueryError, match="no example 6"):
+        load_examples(f"{here}:only", MODEL).row(6)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([object()], dtype=object), allow_pickle=True)
+    with pytest.raises(QueryError):
+        load_examples(str(tmp_path / "x.npy"), MODEL)

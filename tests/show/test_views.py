@@ -1,0 +1,307 @@
+"""What the explorer shows is what the memory says."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from dualform.errors import FilterError, QueryError
+from dualform.explain import open_memory
+from dualform.models import MLP
+from dualform.record import record
+from dualform.show import demo
+from dualform.show.examples import Examples
+from dualform.show.views.attention import Looking, attention
+from dualform.show.views.explorer import Explorer, Place, visible
+from dualform.show.views.prediction import Prediction, Question, predict
+from dualform.show.views.render import as_plain
+from dualform.show.views.run import run, seen
+from dualform.show.views.training import Choice, suspects_csv, training_set
+from dualform.show.views.whatif import REMOVED, Masks, stretch_edges, what_if
+from dualform.show.views.work import Desk, Pending
+
+THIRD = Place("test", 3)
+
+
+def asked(explorer: Explorer, question: Question, place: Place = THIRD) -> Prediction:
+    found = predict(explorer, place, question)
+    assert isinstance(found, Prediction)
+    return found
+
+
+@pytest.mark.parametrize("layer", ["fc1", "fc2"])
+@pytest.mark.parametrize("score", ["contribution", "abs", "weight"])
+@pytest.mark.parametrize("step", [60, 25])
+def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, score, step):
+    explorer = digits_explorer
+    view = asked(explorer, Question(layer, score, step=step, k=5))
+    memory = explorer.memory.at(step)
+    spot = memory.attend(explorer.model, explorer.input(THIRD))
+    best = list(spot.top(5, layer=layer, score=score))
+    assert view.examples is not None
+    assert [(each.index, each.step) for each in view.examples] == [(hit.index, hit.step) for hit in best]
+    assert [each.weight for each in view.examples] == pytest.approx([hit.weight for hit in best])
+    logits = spot.prediction[0]
+    assert view.says[0].number == int(logits.argmax()) and view.says[0].logit == pytest.approx(float(logits.max()))
+    assert sum(each.probability or 0 for each in view.says) == pytest.approx(1)
+    groups = spot.by("label", layer=layer, score=score)
+    parts = [part.value for part in view.totals if part.kind == "group"]
+    assert parts == pytest.approx(groups.values[0].tolist(), rel=1e-3, abs=1e-3)
+    if score == "contribution":
+        *some, total = view.totals
+        assert total.kind == "total" and view.residual is not None
+        assert sum(part.value for part in some) + view.residual == pytest.approx(total.value, abs=1e-4)
+        assert view.time is not None
+        assert sum(view.time.own) + sum(view.time.others) == pytest.approx(sum(parts), abs=1e-2)
+    assert view.curve is not None and list(view.curve.values) == sorted(view.curve.values, reverse=True)
+    assert as_plain(view)["place"] == {"set": "test", "row": 3}
+
+
+def test_another_target_and_order(digits_explorer):
+    view = asked(digits_explorer, Question(target=8, order="smallest", k=3))
+    spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
+    assert view.examples is not None
+    assert [e.contribution for e in view.examples] == pytest.approx(
+        [hit.contribution for hit in spot.top(3, layer="fc2", order="smallest")]
+    )
+    assert "class 8" in view.target
+
+
+def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
+    view = asked(digits_explorer, Question(step=0))
+    assert view.examples == [] and view.totals == [] and "nothing was learned" in view.notes[0]
+    with torch.no_grad():
+        torch.manual_seed(0)
+        first = MLP(*demo.WIDTHS)(digits_explorer.input(THIRD))[0]
+    assert view.says[0].logit == pytest.approx(float(first.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question("fc9"), Question(by="nothing"), Question(k=0), Question(k=10**6), Question(target=10),
+        Question(step=61), Question(step=-1),
+    ],
+)  # fmt: skip
+def test_a_question_that_makes_no_sense_is_refused(digits_explorer, question):
+    with pytest.raises(Exception, match=r"fc9|nothing|k=|target 10|step"):
+        predict(digits_explorer, THIRD, question)
+    with pytest.raises(QueryError, match="no example"):
+        predict(digits_explorer, Place("test", 500), Question())
+
+
+MASKS = {
+    "groups": (Masks(groups=("1", "7")), "label in (1, 7)"),
+    "one group": (Masks(groups=("3",)), "label = 3"),
+    "time": (Masks(after=30, upto=60), "step > 30 and step <= 60"),
+    "a crooked time": (Masks(after=31, upto=58), "step > 31 and step <= 58"),
+    "examples": (Masks(examples=(3043, 3393)), "index in (3043, 3393)"),
+    "a filter": (Masks(filter="label = 4 and step < 20"), "label = 4 and step < 20"),
+    "all of them": (
+        Masks(groups=("1",), after=0, upto=15, examples=(3043,), filter="label = 9"),
+        "label in (1, 9) or step <= 15 or index = 3043",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
+    masks, filter = MASKS[name]
+    view = what_if(digits_explorer, THIRD, masks)
+    memory = open_memory(digits_explorer.memory.path).without(filter)
+    logits = memory.predict(MLP(*demo.WIDTHS), digits_explorer.input(THIRD))[0]
+    assert view.without is not None
+    for each in view.without:
+        assert each.logit == pytest.approx(float(logits[each.number]), abs=1e-3)
+    assert view.hidden == view.visits - len(memory.visits)
+    assert REMOVED in view.note and [each.number for each in view.without] == [each.number for each in view.says]
+    assert view.changed == (int(logits.argmax()) != view.says[0].number)
+
+
+def test_undoing_a_mask_gives_the_network_back(digits_explorer):
+    before = what_if(digits_explorer, THIRD, Masks())
+    what_if(digits_explorer, THIRD, Masks(groups=("1",)))
+    after = what_if(digits_explorer, THIRD, Masks())
+    assert before == after and after.without is None
+
+
+def test_masks_that_make_no_sense_are_refused(digits_explorer):
+    for masks, error in (
+        (Masks(groups=("eleven",)), QueryError),
+        (Masks(filter="drop table visits"), FilterError),
+        (Masks(filter="x" * 501), FilterError),
+    ):
+        with pytest.raises(error):
+            what_if(digits_explorer, THIRD, masks)
+
+
+def test_stretches_cover_training():
+    for steps in (1, 2, 19, 20, 3000):
+        edges = stretch_edges(steps)
+        assert edges[0] == 0 and edges[-1] == steps and edges == sorted(set(edges))
+
+
+# ---------------------------------------------------------------- the training set
+
+
+def test_training_examples_are_weighed_by_all_they_add(digits_explorer):
+    explorer = digits_explorer
+    view = training_set(explorer, Choice("fc2", rows=150))
+    labels = torch.tensor([explorer.test.label(row) for row in range(150)])
+    x = explorer.inputs("test", range(150))
+    groups = explorer.memory.attend(explorer.model, x, target=labels).by("index", layer="fc2")
+    assert groups.bias is not None
+    values = groups.values + groups.bias
+    adds, own = dict(zip(groups.names, values.sum(0).tolist(), strict=True)), explorer.train.labels
+    assert view.asked == 150 and view.count == len(groups.names)
+    best = view.most[0]
+    assert best.index == max(adds, key=lambda name: adds[name]) and best.adds == pytest.approx(
+        adds[best.index], rel=1e-3
+    )
+    assert view.least[0].index == min(adds, key=lambda name: adds[name])
+    assert view.suspects is not None and view.right is not None
+    worst = view.suspects[0]
+    column = groups.names.index(worst.index)
+    against = -values[labels != own[worst.index], column].sum()
+    assert worst.against == pytest.approx(float(against), rel=1e-3)
+    assert worst.visits == int((explorer.memory.visits["index"].to_numpy() == worst.index).sum())
+    wrong = training_set(explorer, Choice("fc2", "wrong", 150))
+    assert wrong.asked == round(150 * (1 - view.right))
+
+
+def test_suspects_find_wrong_labels(tmp_path):
+    """A law with a number: 5 % of the labels are exchanged, and the suspects are those."""
+    data = demo.load()
+    labels, draw = data.labels.clone(), torch.Generator().manual_seed(1)
+    wrong = data.train[torch.randperm(len(data.train), generator=draw)[:225]]
+    labels[wrong] = (labels[wrong] + torch.randint(1, 10, (225,), generator=draw)) % 10
+    torch.manual_seed(0)
+    model = MLP(784, 32, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with record(model, optimizer, tmp_path / "memory", progress=False) as tape:
+        for index in demo.batches(data.train, 450):
+            tape.note(index=index, label=labels[index])
+            nn.functional.cross_entropy(model(data.x[index]), labels[index]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    test = Examples(data.x[data.test], data.labels[data.test])
+    explorer = Explorer(open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, desk=Desk(1e9))
+    table = suspects_csv(explorer, Choice(rows=200))
+    assert isinstance(table, str)
+    lines = [line.split(",") for line in table.splitlines()]
+    assert lines[0][:3] == ["index", "label", "against other labels"]
+    found = np.array([int(line[0]) for line in lines[1:]])
+    against = np.array([float(line[2]) for line in lines[1:]])
+    assert list(against) == sorted(against, reverse=True)
+    assert roc_auc_score(np.isin(found, wrong.numpy()), against) > 0.95
+    assert np.isin(found[:50], wrong.numpy()).mean() > 0.8
+
+
+# ---------------------------------------------------------------- text, attention, the run
+
+
+def test_a_text_is_shown_with_its_tokens(text_explorer):
+    explorer = text_explorer
+    explorer.desk.patience = 1e9
+    for layer in explorer.layers:
+        for score in ("contribution", "abs"):
+            view = asked(explorer, Question(layer, score, k=3), Place("test", 40))
+            assert view.shown.kind == "text" and len(view.shown.tokens) == 20 and view.examples
+            for each in view.examples:
+                assert each.shown is not None and each.shown.mark is not None
+                start = each.index + each.position
+                expected = explorer.train.vocabulary.decode([int(explorer.train.inputs[start])])[0]
+                assert each.shown.tokens[each.shown.mark] == expected
+            assert view.says[0].name in map(visible, explorer.train.vocabulary.tokens)
+    assert what_if(explorer, Place("test", 40), Masks(by="source", groups=("first",))).without is not None
+
+
+def test_the_heads_of_attention_are_those_of_the_layer(attention_explorer):
+    explorer = attention_explorer
+    view = attention(explorer, Place("test", 4), Looking(head=1, token=2))
+    explorer.memory.load_into(explorer.model)
+    with torch.no_grad():
+        x = explorer.model.embedding(explorer.input(Place("test", 4)))
+        _, weights = explorer.model.attention(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(torch.tensor(view.weights).double(), weights[0, 1].double(), atol=1e-5, rtol=0)
+    assert view.heads == 2 and view.tokens == list(view.shown.tokens) and view.looking.token == 2
+    assert view.projections and isinstance(view.recalled, Prediction) and view.recalled.examples
+    mean = attention(explorer, Place("test", 4), Looking())
+    torch.testing.assert_close(torch.tensor(mean.weights).double(), weights[0].mean(0).double(), atol=1e-5, rtol=0)
+    for looking in (Looking("nothing"), Looking(head=2), Looking(token=6), Looking(recalled="out")):
+        with pytest.raises(QueryError):
+            attention(explorer, Place("test", 4), looking)
+    assert asked(explorer, Question(), Place("test", 4)).says[0].name in ("red", "green", "blue")
+
+
+def test_a_network_without_attention_says_so(digits_explorer):
+    with pytest.raises(QueryError, match="no attention layer"):
+        attention(digits_explorer, THIRD, Looking())
+
+
+def test_the_run_tells_what_was_recorded(digits_explorer):
+    view = run(digits_explorer)
+    assert view.steps == 60 and view.rates == [(1, 0.1)] and view.worst is not None and view.worst < 1e-4
+    assert {each.name for each in view.layers} == {"fc1", "fc2"} and view.marks == []
+    example = seen(digits_explorer, 3043)
+    visits = digits_explorer.memory.visits
+    assert example.count == int((visits["index"].to_numpy() == 3043).sum()) == len(example.visits)
+    with pytest.raises(QueryError, match="no training example"):
+        seen(digits_explorer, 10**9)
+
+
+# ---------------------------------------------------------------- what takes a while
+
+
+def wait(desk: Desk, pending: Pending) -> None:
+    for _ in range(400):
+        if desk.state(pending.name) is None or pending.state == "failed":
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never ends")
+
+
+def test_what_takes_long_is_announced_done_behind_and_kept(text_explorer):
+    explorer = text_explorer
+    explorer.desk.patience = 0.0
+    question = Question("output", "contribution", k=3)
+    first = asked(explorer, question, Place("test", 40))
+    assert first.pending is not None and first.pending.seconds > 0 and first.examples is None
+    assert first.says, "what the network says is shown at once"
+    started = explorer.desk.start(first.pending.name)
+    assert started is first.pending
+    wait(explorer.desk, started)
+    second = asked(explorer, question, Place("test", 40))
+    assert second.pending is None and second.examples and started.share == 1.0
+    assert explorer.desk.start(first.pending.name) is None
+
+
+def test_what_fails_says_why_and_can_be_tried_again():
+    desk, tries = Desk(patience=0.0), []
+
+    def work(tell):
+        tries.append(1)
+        if len(tries) == 1:
+            raise QueryError("not today.")
+        return "found"
+
+    pending = desk.need("key", "something", 5.0, work)
+    assert isinstance(pending, Pending) and desk.need("key", "something", 5.0, work) is pending
+    desk.start(pending.name)
+    wait(desk, pending)
+    assert pending.state == "failed" and pending.error == "not today."
+    desk.start(pending.name)
+    wait(desk, pending)
+    assert desk.need("key", "something", 5.0, work) == "found" and len(tries) == 2
+    assert desk.start("nothing") is None
+
+
+def test_own_inputs_are_asked_about_like_others(digits_explorer):
+    place = digits_explorer.bring("a drawing", digits_explorer.input(THIRD)[0])
+    mine, theirs = asked(digits_explorer, Question(), place), asked(digits_explorer, Question())
+    assert mine.says == theirs.says and mine.label is None
+    assert mine.examples == theirs.examples

@@ -1,0 +1,287 @@
+"""The explorer's pages over a real connection: what they say, and what they refuse."""
+
+import re
+import socket
+import time
+from urllib.parse import quote, urlencode
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Served, serving
+
+from dualform.errors import QueryError
+from dualform.show.examples import Examples, png
+from dualform.show.views.explorer import Explorer, Place
+from dualform.show.views.prediction import Question, predict
+from dualform.show.views.render import as_plain
+from dualform.show.views.whatif import REMOVED
+from dualform.show.web.guard import HEADERS, MOST_BYTES
+from dualform.show.web.serve import is_loopback, listen, make_server
+from dualform.show.web.server import warm_up
+
+pytest.importorskip("uvicorn", reason="the extra web is not installed")
+
+
+@pytest.fixture
+def served(digits_explorer):
+    with serving(digits_explorer) as found:
+        yield found
+
+
+PAGES = [
+    "/prediction/test/3",
+    "/prediction/test/3?layer=fc1&score=abs&order=magnitude&by=index&k=3",
+    "/prediction/test/3?step=20&target=4",
+    "/prediction/test/3?step=0",
+    "/prediction/train/17",
+    "/what-if/test/3",
+    "/what-if/test/3?group=1&group=2&example=17&filter=step+%3C+5&after=3&upto=9",
+    "/training",
+    "/training?rows=30&which=wrong&layer=fc1",
+    "/run",
+    "/example/17",
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_there_as_json_too(served, path):
+    page = served.get(path)
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html"), page.text
+    before, mark, query = path.partition("?")
+    plain = served.get(f"{before}.json{mark}{query}")
+    assert plain.status == 200 and plain.headers["content-type"] == "application/json" and plain.json
+
+
+def test_the_json_of_a_page_is_its_view(served):
+    found = served.get("/prediction/test/3.json?layer=fc1").json
+    assert found == as_plain(predict(served.explorer, Place("test", 3), Question("fc1")))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_load_nothing_from_elsewhere_and_keep_the_rules(served, path):
+    page = served.get(path)
+    for name, value in HEADERS.items():
+        assert page.headers[name] == value
+    addresses = re.findall(r'(?:src|href|action)="([^"]*)"', page.text)
+    assert addresses and all(each.startswith(("/", "data:image/png;base64,", "#")) for each in addresses)
+    assert "style=" not in page.text and "onclick" not in page.text and "<script>" not in page.text
+    assert page.text.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', page.text))
+    assert "unsafe" not in page.headers["content-security-policy"]
+
+
+def test_the_first_page_is_the_first_example(served):
+    assert served.get("/").headers["location"] == "/prediction/test/0"
+    assert served.get("/static/style.css").status == served.get("/static/explorer.js").status == 200
+
+
+def test_every_masked_answer_says_what_it_is(served):
+    assert REMOVED in served.get("/what-if/test/3?group=1").text
+    assert REMOVED in served.get("/what-if/test/3.json?group=1").json["note"]
+
+
+def test_warming_up_makes_ledgers_ready(digits_explorer):
+    warm_up(digits_explorer)
+    assert ("ledger", "label") in digits_explorer.desk.found and ("ledger", "step") in digits_explorer.desk.found
+
+
+# ---------------------------------------------------------------- own inputs
+
+
+def test_a_picture_can_be_asked_about(served):
+    examples = served.explorer.test
+    answer = served.post("/own/picture?name=mine.png", png(examples.pixels(examples.row(3)[0])))
+    assert answer.status == 200 and answer.json["address"] == "/prediction/own/0"
+    mine, theirs = served.get("/prediction/own/0.json").json, served.get("/prediction/test/3.json").json
+    assert [each["number"] for each in mine["says"]][:2] == [each["number"] for each in theirs["says"]][:2]
+    assert mine["says"][0]["logit"] == pytest.approx(theirs["says"][0]["logit"], abs=0.05)
+    assert "mine.png" in mine["shown"]["alt"] and served.get("/what-if/own/0?group=1").status == 200
+
+
+def test_a_text_can_be_asked_about(text_explorer):
+    with serving(text_explorer) as served:
+        answer = served.post("/own/text", b"which training exam")
+        assert answer.status == 200
+        found = served.get(f"{answer.json['address']}.json?layer=output&score=abs").json
+        assert "".join(found["shown"]["tokens"]) == "which training exam"
+        assert served.post("/own/text", "日本".encode()).json["error"].startswith("the network does not know")
+        assert served.post("/own/text", b"  ").status == 400 and served.post("/own/picture", b"x").status == 400
+
+
+def test_numbers_can_be_asked_about(recorded):
+    examples = Examples(recorded.x, recorded.labels)
+    explorer = Explorer(recorded.memory, recorded.model, examples, examples)
+    with serving(explorer) as served:
+        text = ", ".join(str(value) for value in recorded.x[5].flatten().tolist())
+        address = served.post("/own/text", text.encode()).json["address"]
+        mine, theirs = served.get(f"{address}.json").json["says"], served.get("/prediction/test/5.json").json["says"]
+        assert mine[0]["logit"] == pytest.approx(theirs[0]["logit"], abs=1e-4)
+        assert "takes 16 numbers, not 2" in served.post("/own/text", b"1, 2").json["error"]
+        assert "not all numbers" in served.post("/own/text", b"one two").json["error"]
+
+
+def test_attention_has_a_page(attention_explorer):
+    with serving(attention_explorer) as served:
+        page = served.get("/attention/test/4?head=1&token=2")
+        assert page.status == 200 and "/attention/test/0" in served.get("/run").text
+        assert len(served.get("/attention/test/4.json?head=1").json["weights"]) == 6
+
+
+def test_what_takes_long_is_started_by_the_visitor(text_explorer):
+    text_explorer.desk.patience = 0.0
+    with serving(text_explorer) as served:
+        page = served.get("/prediction/test/40?layer=output")
+        name = re.findall(r'data-work="(\w+)"', page.text)[0]
+        assert "takes about" in page.text and served.get(f"/work/{name}.json").json["state"] == "waiting"
+        assert served.post(f"/work/{name}").json["state"] in ("running", "done")
+        for _ in range(200):
+            if served.get(f"/work/{name}.json").json["state"] == "done":
+                break
+            time.sleep(0.05)
+        assert "data-work" not in served.get("/prediction/test/40?layer=output").text
+
+
+# ---------------------------------------------------------------- hostile visitors
+
+HOSTILE = [
+    "/prediction/test/-1", "/prediction/test/500", "/prediction/test/999999999999999999999", "/prediction/test/3x",
+    "/prediction/../../etc/passwd", "/prediction/..%2f..%2fetc/passwd", "/prediction/own/0", "/prediction/secret/0",
+    "/prediction/test/3?layer=fc9", "/prediction/test/3?layer=../../x", "/prediction/test/3?score=__class__",
+    "/prediction/test/3?k=1e9", "/prediction/test/3?k=301", "/prediction/test/3?step=61", "/prediction/test/3?step=nan",
+    "/prediction/test/3?target=10", "/prediction/test/3?by=visits%3B+drop+table", "/prediction/test/3?order=sideways",
+    "/what-if/test/3?filter=1)%3B+drop+view+visits%3B+--", "/what-if/test/3?group=eleven", "/what-if/test/3?example=x",
+    "/what-if/test/3?filter=(select+count(*)+from+read_csv('/etc/passwd'))+%3E+0",
+    "/what-if/test/3?filter=" + "a" * 501,
+    "/what-if/test/3?filter=__import__('os').system('touch+stolen')", "/training?which=some", "/training?layer=x",
+    "/training?rows=many", "/example/none", "/example/99999999", "/example/..%2f..%2fmanifest.json",
+    "/attention/test/3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_what_makes_no_sense_is_refused_in_a_sentence(served, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = served.get(path)
+    assert answer.status in (400, 404), answer.text
+    for inside in ("Traceback", "root:", "should not have happened"):
+        assert inside not in answer.text
+    assert not list(tmp_path.iterdir())
+
+
+FILES = ["/static/../server.py", "/static/%2e%2e/guard.py", "/manifest.json", "/work/x", "/own/picture", "//etc/passwd"]
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_file_can_be_read(served, path):
+    assert served.get(path).status in (404, 405)
+
+
+def test_names_are_shown_as_text_and_never_as_markup(served):
+    examples = served.explorer.test
+    name = "%3Cscript%3Ealert(1)%3C/script%3E%22onload=%22x"
+    served.post(f"/own/picture?name={name}", png(examples.pixels(examples.row(3)[0])))
+    page = served.get("/prediction/own/0").text
+    assert "<script>alert" not in page and '"onload="' not in page and "&lt;script&gt;" in page
+    page = served.get("/prediction/test/3?layer=%3Cscript%3Ealert(1)%3C/script%3E").text
+    assert "<script>alert" not in page
+    page = served.get("/training?rows=20&x=%22%3E%3Cscript%3Ealert(1)%3C/script%3E").text
+    assert "<script>alert" not in page
+
+
+def test_other_sites_cannot_change_anything_or_name_this_machine(served):
+    assert served.send("POST", "/own/picture", b"x").status == 403
+    assert served.send("PUT", "/own/picture", b"x", X_Dualform="1").status == 403
+    assert served.send("DELETE", "/run", None).status == 403
+    for host in ("evil.example", "evil.example:80", "", "127.0.0.1.evil.example", "[::2]:80"):
+        assert served.get("/run", Host=host).status == 421, host
+    for host in (f"localhost:{served.port}", f"127.0.0.1:{served.port}", f"[::1]:{served.port}"):
+        assert served.get("/run", Host=host).status == 200, host
+
+
+def test_too_much_is_not_taken(served):
+    assert served.post("/own/picture", b"\0" * (MOST_BYTES + 1)).status == 413
+    assert served.post("/own/picture", b"", Content_Length="9" * 12).status in (400, 413)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as line:  # no length is said
+        line.sendall(
+            b"POST /own/picture HTTP/1.1\r\nHost: localhost\r\nX-Dualform: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        chunk = b"100000\r\n" + b"\0" * 0x100000 + b"\r\n"
+        try:
+            for _ in range(2 * MOST_BYTES // 0x100000):
+                line.sendall(chunk)
+            line.sendall(b"0\r\n\r\n")
+            answer = line.recv(200)
+        except OSError:
+            answer = b""
+    assert b" 200 " not in answer
+    assert served.get("/run").status == 200 and not served.explorer.own
+
+
+def test_own_inputs_are_not_taken_without_end(served):
+    examples = served.explorer.test
+    picture = png(examples.pixels(examples.row(3)[0]))
+    answers = [served.post("/own/picture", picture).status for _ in range(201)]
+    assert answers == [200] * 200 + [400]
+
+
+def test_beyond_this_machine_a_token_is_needed(digits_explorer):
+    server, address = make_server(digits_explorer, "0.0.0.0", 0, None)
+    server.dualform_socket.close()
+    assert re.search(r"\?token=[\w-]{30,}$", address)
+    other, again = make_server(digits_explorer, "0.0.0.0", 0, None)
+    other.dualform_socket.close()
+    assert again.split("token=")[1] != address.split("token=")[1]
+    with serving(digits_explorer, "0.0.0.0", "s3cret") as served:
+        assert served.get("/run").status == 401
+        assert served.get("/run?token=wrong").status == served.get("/run", Cookie="dualform=wrong").status == 401
+        assert served.get("/static/style.css").status == served.post("/own/text", b"1").status == 401
+        let_in = served.get("/run?token=s3cret&x=1")
+        assert let_in.status == 303 and let_in.headers["location"] == "/run?x=1"
+        cookie = let_in.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert served.get("/run", Cookie=cookie.split(";")[0]).status == 200
+        assert served.get("/run", Authorization="Bearer s3cret").status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.8.8.8", True), ("0.0.0.0", False), ("::", False),
+     ("192.168.1.4", False), ("localhost.evil.example", False), ("example.org", False)],
+)  # fmt: skip
+def test_only_loopback_is_this_machine(host, local):
+    assert is_loopback(host) == local
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(QueryError, match=r"cannot listen at .* --port"):
+            listen("127.0.0.1", other.getsockname()[1])
+
+
+VIEWS = ["prediction", "what-if", "attention"]
+WORDS = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@settings(deadline=None, max_examples=40)
+@given(path=st.sampled_from(VIEWS), fields=st.dictionaries(WORDS, WORDS, max_size=4), row=WORDS)
+def test_whatever_is_asked_nothing_breaks(fuzzed: Served, path, fields, row):
+    answer = fuzzed.get(f"/{path}/test/{quote(row, safe='')}?{urlencode(fields)}")
+    assert answer.status in (200, 303, 307, 400, 404)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(recorded):
+    examples = Examples(recorded.x, recorded.labels)
+    with serving(Explorer(recorded.memory, recorded.model, examples, examples)) as found:
+        yield found
+
+
+def test_a_broken_page_tells_nothing_of_the_inside(digits_explorer, monkeypatch):
+    with serving(digits_explorer) as served:
+        monkeypatch.setattr(Explorer, "says", lambda *args, **options: 1 / 0)
+        answer = served.get("/prediction/test/3")
+        assert answer.status == 500 and "should not have happened" in answer.text and "division" not in answer.text
+        assert torch.is_tensor(served.explorer.input(Place("test", 3)))
