@@ -225,3 +225,55 @@ def test_ctrl_c_ends_with_a_sentence(monkeypatch):
 
 def test_the_version_is_said():
     assert call("--version").stdout.startswith("dualform ")
+
+
+@pytest.fixture(scope="module")
+def digits_files(digits_run, tmp_path_factory) -> dict[str, str]:
+    path, digits = digits_run
+    folder = tmp_path_factory.mktemp("digits-files")
+    np.savez(folder / "train.npz", inputs=digits.x.numpy(), labels=digits.labels.numpy())
+    np.savez(folder / "test.npz", inputs=digits.x[digits.test].numpy(), labels=digits.labels[digits.test].numpy())
+    return {
+        "memory": str(path), "train": str(folder / "train.npz"), "test": str(folder / "test.npz"),
+        "model": "dualform.models:MLP(784, 128, 10)",
+    }  # fmt: skip
+
+
+def test_ask_shows_pictures_and_bars(digits_files):
+    files = digits_files
+    asked = ["ask", files["memory"], "--model", files["model"], "--data", files["test"], "--rows", "3", "-k", "4"]
+    names = ",".join(["zero", "one", *"23456789"])
+    result = call(*asked, "--train", files["train"], "--classes", names)
+    assert result.exit_code == 0, result.stderr
+    assert "the network says one (class 1)" in result.stdout
+    assert "▓" in result.stdout and "│" in result.stdout
+    assert "▓" in call(*asked).stdout, "the asked image is shown without training examples too"
+
+
+def test_report_writes_one_file(digits_files, tmp_path):
+    files, out = digits_files, tmp_path / "report.html"
+    asked = ["report", files["memory"], "--model", files["model"], "--data", files["train"], "--test", files["test"]]
+    result = call(*asked, "--examples", "4", "--weigh", "30", "-o", out, "--title", "Four digits")
+    assert result.exit_code == 0, result.stderr
+    text = out.read_text(encoding="utf-8")
+    assert text.count('class="one"') == 4 and "Four digits" in text and str(out) in result.stdout.replace("\n", "")
+    result = call(*asked, "--rows", "0,3,499", "--weigh", "0", "-o", out)
+    assert result.exit_code == 0 and out.read_text(encoding="utf-8").count('class="one"') == 3
+    assert "no example 500" in call(*asked, "--rows", "500", "-o", out).stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--data", "missing.npz"], "there is no file"), (["--model", "nothing:at_all"], "cannot make the model"),
+        (["--model", "dualform.models:MLP(784, 9, 10)"], "does not fit"), (["--tokens", "missing.json"], "no file"),
+        (["--host", "203.0.113.7"], "cannot listen"),
+    ],
+)  # fmt: skip
+def test_serve_says_what_is_wrong(digits_files, change, said):
+    files = digits_files
+    options = {"--model": files["model"], "--data": files["train"], "--test": files["test"], "--port": "0"}
+    options |= dict(zip(change[::2], change[1::2], strict=True))
+    words = [word for pair in options.items() for word in pair]
+    result = call("serve", files["memory"], "--no-open", *words)
+    assert result.exit_code == 1 and said in result.stderr
