@@ -34,7 +34,7 @@ format: $(READY) ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff format .
 
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
-	@$(BIN)/dualform reproduce dual-form --seeds 5 $(ARGS)
+	@$(BIN)/dualform reproduce dual-form $(ARGS)
 	@$(BIN)/python -m experiments.dual_form.page
 
 clean: ## remove caches and build files; .venv and runs stay

@@ -31,7 +31,8 @@ class Options:
     """How experiments are run."""
 
     variants: tuple[str, ...]
-    seeds: int = 1
+    seeds: int = 0
+    """How many networks of each variant; 0 for as many as the experiment's page has."""
     out: Path = Path("runs")
     quick: bool = False
     threads: int = 0

@@ -13,9 +13,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from . import results
 from .passages import PASSAGES, passages
-from .results import DOCS, IMAGES, RESULTS, collect, seeds, spread, table
-from .settings import EXPERIMENTS, ON_REQUEST, LanguageSettings
+from .results import DOCS, collect, seeds, spread, table
+from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, LanguageSettings
 
 PAGE = DOCS / "results" / "dual-form.md"
 
@@ -25,9 +26,6 @@ TABLE1 = {
     ("2", "target, wrong"): (20.6, 2.6), ("2", "output, wrong"): (60.1, 4.5), ("2", "right"): (84.7, 1.1),
 }  # fmt: skip
 """Of the paper: mean and deviation over five networks, in per cent."""
-
-NETWORKS = 5
-"""That the paper trained of each."""
 
 PRINTED_AS_ZERO = 0.3
 """The deviation of a cell that is printed as 0.0 counts as this much: within two of it are 0.6."""
@@ -75,11 +73,11 @@ def table_one() -> str:
     fits = {v: fit(v) for v in variants}
     within = {v: sum(distance(v, *place) <= 2 for place in TABLE1) for v in variants}
     best = min(fits, key=fits.__getitem__)
-    complete = min(len(seeds("single", v, "votes")) for v in EXPERIMENTS["single"]) >= NETWORKS
+    complete = min(len(seeds("single", v, "votes")) for v in EXPERIMENTS["single"]) >= NETWORKS["single"]
     verdict = (
         f"**{best}** fits the paper best."
         if complete
-        else f"Which fits best is open until there are {NETWORKS} networks of each."
+        else f"Which fits best is open until there are {NETWORKS['single']} networks of each."
     )
     about = [seed["votes"] for v in variants for seed in seeds("single", v, "votes")]
     time = [
@@ -333,7 +331,7 @@ def figures() -> str:
     for experiment, title in titles.items():
         for variant in EXPERIMENTS[experiment]:
             for name, text in (("classes-abs", "by |α|"), ("closest-abs", "the closest training images"), ("classes-contribution", "by contribution")):  # fmt: skip
-                file = IMAGES / f"{experiment}-{variant}-{name}.png"
+                file = results.IMAGES / f"{experiment}-{variant}-{name}.png"
                 if file.exists():
                     parts.append(
                         f"### {title}, {variant}: {text}\n\n![{title}, {text}](../images/dual-form/{file.name})"
@@ -346,7 +344,7 @@ HEAD = """# The dual form of neural networks, reproduced
 Irie, Csordás, Schmidhuber (2022), arXiv 2202.05798. This page is made by `python -m experiments.dual_form.page` from the
 run folders of
 
-    dualform reproduce dual-form --seeds 5
+    dualform reproduce dual-form
 
 **Claim.** A linear layer trained by gradient descent is attention over its training. The attention that a test image
 pays to the training images, summed by class, says something about the network's answer, more so in deeper layers; after
@@ -370,7 +368,7 @@ two tasks one after the other it crosses tasks.
 
 def write(parts: Sequence[Callable[[], str]]) -> None:
     """Make the page."""
-    machines = sorted({json.loads(file.read_text())["machine"] for file in RESULTS.rglob("run.json")})
+    machines = sorted({json.loads(file.read_text())["machine"] for file in results.RESULTS.rglob("run.json")})
     end = f"Machine: {'; '.join(machines)}." if machines else ""
     PAGE.write_text("\n\n".join([HEAD, *(text for part in parts if (text := part())), end]) + "\n")
     if found := passages():

@@ -1,5 +1,5 @@
 """Reproduce "The Dual Form of Neural Networks Revisited" (Irie, Csordás, Schmidhuber 2022), an experiment at a time:
-``dualform reproduce dual-form/single --seeds 5``.
+``dualform reproduce dual-form/single``.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from experiments.runs import Options, Run, begin, console
 from . import language
 from .masks import explain_forgetting, keep_some, mask_classes, mask_phases
 from .pictures import draw
-from .settings import EXPERIMENTS, ON_REQUEST, LanguageSettings, Settings, tiny
+from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, LanguageSettings, Settings, tiny
 from .training import train
 from .votes import count_votes
 
@@ -42,7 +42,7 @@ def reproduce(experiment: str, options: Options) -> None:
     """Run an experiment: every stage that has its result already is passed over."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    for seed in range(options.seeds):
+    for seed in range(options.seeds or NETWORKS.get(experiment, 1)):
         for name in options.variants:
             variant = (EXPERIMENTS[experiment] | ON_REQUEST.get(experiment, {}))[name]
             settings = replace(tiny(variant) if options.quick else variant, seed=seed)

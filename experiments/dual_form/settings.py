@@ -103,6 +103,9 @@ EXPERIMENTS: dict[str, dict[str, Settings]] = {
 """By experiment and variant. Perceptrons run in the paper's own settings, with variants that the sources leave open;
 language models in smaller ones, ``cpu``, since the paper's take hours on two cores and hundreds of gigabytes."""
 
+NETWORKS = {"single": 5, "joint": 3, "continual": 3}
+"""How many networks of each variant are trained, where that is more than one."""
+
 ON_REQUEST: dict[str, dict[str, Settings]] = {
     "aesop": {"paper": AESOP},
     "aesop-reset": {"paper": replace(AESOP, reset=1.0, prompt=50)},

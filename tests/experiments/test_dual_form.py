@@ -17,7 +17,7 @@ from dualform.show.reproduce import known, paper, reproduce
 paper("dual-form")  # puts the source tree on the path
 
 from experiments import runs  # noqa: E402
-from experiments.dual_form import language, page, settings  # noqa: E402
+from experiments.dual_form import language, page, results, settings  # noqa: E402
 
 EXPERIMENTS = list(settings.EXPERIMENTS)
 LANGUAGE = list(settings.ON_REQUEST)
@@ -41,7 +41,7 @@ def out(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for experiment in EXPERIMENTS:
         variant = next(iter(settings.EXPERIMENTS[experiment]))
-        reproduce(f"dual-form/{experiment}", [variant], out=out, quick=True, threads=1)
+        reproduce(f"dual-form/{experiment}", [variant], seeds=1, out=out, quick=True, threads=1)
     return out
 
 
@@ -120,10 +120,10 @@ def test_keeping_all_visits_is_the_trained_network(out):
 def test_what_has_its_result_is_not_done_again_and_what_misses_the_memory_is(out):
     folder, variant = first(out, "joint"), next(iter(settings.EXPERIMENTS["joint"]))
     before = (folder / "training.json").stat().st_mtime_ns
-    reproduce("dual-form/joint", [variant], out=out, quick=True, threads=1)
+    reproduce("dual-form/joint", [variant], seeds=1, out=out, quick=True, threads=1)
     assert (folder / "training.json").stat().st_mtime_ns == before
     (folder / "figures.json").unlink()
-    reproduce("dual-form/joint", [variant], out=out, quick=True, threads=1)
+    reproduce("dual-form/joint", [variant], seeds=1, out=out, quick=True, threads=1)
     assert (folder / "figures.json").exists()
     assert (folder / "training.json").stat().st_mtime_ns > before
 
@@ -134,8 +134,8 @@ def test_a_folder_with_other_settings_is_refused(out):
 
 
 def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(page, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(results, "IMAGES", tmp_path / "images")
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr("sys.argv", ["page", "--runs", str(out / "dual-form")])
     page.main()

@@ -213,7 +213,7 @@ def serve(
 
 
 @app.command(
-    epilog="[bold]Examples:[/]\n\ndualform reproduce\n\ndualform reproduce dual-form/single --seeds 5\n\n"
+    epilog="[bold]Examples:[/]\n\ndualform reproduce\n\ndualform reproduce dual-form/single\n\n"
     "dualform reproduce dual-form --quick"
 )
 def reproduce(
@@ -223,7 +223,7 @@ def reproduce(
     variant: Annotated[
         list[str] | None, Option(help="Settings that the sources leave open, by name; all if none.")
     ] = None,
-    seeds: Annotated[int, Option(help="How many networks to train, from other beginnings.", min=1)] = 1,
+    seeds: Annotated[int, Option(help="How many networks to train; 0 for as many as the results page has.", min=0)] = 0,
     out: Annotated[Path, Option(help="The folder of the runs. What has its result there is not run again.")] = Path(
         "runs"
     ),

@@ -21,6 +21,9 @@ from .work import Pending, Tell
 STRETCHES, SAID = 20, 10
 """Parts of training that can be masked each, and classes that are shown."""
 
+OFFERED = 8
+"""Training examples that are offered to be masked."""
+
 REMOVED = "direct contribution removed, not retrained"
 
 
@@ -58,11 +61,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Masked:
-    """A training example that is masked."""
+    """A training example that is masked, or could be."""
 
     index: int
     shown: Shown | None
     label: Any
+    ticked: bool
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
         boxes=_boxes(explorer, by, masks) if columns else [],
         columns=columns,
         edges=edges,
-        examples=[_masked(explorer, index) for index in masks.examples],
+        examples=_singles(explorer, place, masks),
         note=f"With the mask: {REMOVED}. {MASKED}",
         pending=pending,
     )
@@ -225,6 +229,14 @@ def _boxes(explorer: Explorer, by: str, masks: Masks) -> list[Box]:
     ]
 
 
-def _masked(explorer: Explorer, index: int) -> Masked:
-    train = explorer.train
-    return Masked(index, explorer.trained_on(index), None if train is None else train.label(index))
+def _singles(explorer: Explorer, place: Place, masks: Masks) -> list[Masked]:
+    """The examples that are masked, and those that were among the top ones of this place when it was looked at."""
+    train, found = explorer.train, list(masks.examples)
+    for answer in explorer.desk.latest("answer", place):
+        for hit in answer.hits or ():
+            index = hit.columns.get(explorer.index)
+            if isinstance(index, int) and index not in found and len(found) < len(masks.examples) + OFFERED:
+                found.append(index)
+    return [
+        Masked(i, explorer.trained_on(i), None if train is None else train.label(i), i in masks.examples) for i in found
+    ]

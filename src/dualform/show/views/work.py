@@ -73,6 +73,12 @@ class Desk:
                 return self.pending[name][0]
         return self.keep(key, work(self.tell))
 
+    def latest(self, *beginning: Hashable) -> list[Any]:
+        """What was found last under keys that begin so; at most one."""
+        with self._lock:
+            keys = [key for key in self.found if isinstance(key, tuple) and key[: len(beginning)] == beginning]
+            return [self.found[keys[-1]]] if keys else []
+
     def keep(self, key: Hashable, value: Value) -> Value:
         """Remember what was found."""
         with self._lock:

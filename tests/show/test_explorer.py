@@ -121,6 +121,15 @@ def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
     assert view.changed == (int(logits.argmax()) != view.says[0].number)
 
 
+def test_the_top_examples_of_a_prediction_can_be_masked(digits_explorer):
+    assert what_if(digits_explorer, THIRD, Masks()).examples == []
+    best = asked(digits_explorer, Question(k=3)).examples
+    assert best
+    offered = what_if(digits_explorer, THIRD, Masks(examples=(17,))).examples
+    assert offered[0].index == 17 and offered[0].ticked and offered[1].index == best[0].index
+    assert not any(each.ticked for each in offered[1:]) and len({each.index for each in offered}) == len(offered)
+
+
 def test_undoing_a_mask_gives_the_network_back(digits_explorer):
     before = what_if(digits_explorer, THIRD, Masks())
     what_if(digits_explorer, THIRD, Masks(groups=("1",)))
