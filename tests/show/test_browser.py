@@ -106,6 +106,7 @@ def test_a_visitor_looks_at_a_prediction(digits):
     digits.wait_for(lambda: page.get_by_text("fc1", exact=True).click())
     assert "layer=fc1" in page.url and page.locator("input[name=layer]:checked").input_value() == "fc1"
     assert page.locator(".hits figure").all_inner_texts() != first
+    digits.wait_for(lambda: page.get_by_label("Each tile is").select_option("visit"))
     digits.wait_for(lambda: page.get_by_label("Score").select_option("abs"))
     assert "score=abs" in page.url and "α" in page.locator(".hits figure b").first.inner_text()
     digits.wait_for(lambda: page.get_by_label("How many").fill("5") or page.keyboard.press("Enter"))
@@ -151,6 +152,8 @@ def test_a_visitor_brings_a_picture_and_draws_one(digits, tmp_path):
     digits.wait_for(lambda: page.locator("[data-upload]").set_input_files(tmp_path / "mine.png"))
     assert page.url.endswith("/prediction/own/0") and digits.says().rstrip(".") == theirs
     page.get_by_text("Ask about something of your own").click()
+    page.get_by_role("button", name="Ask about the drawing").click()
+    page.get_by_text("Draw something first.").last.wait_for()
     page.locator("[data-draw]").scroll_into_view_if_needed()
     box = page.locator("[data-draw]").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"]
@@ -192,7 +195,7 @@ def test_a_visitor_exports_the_suspects(digits):
     with page.expect_download() as download:
         page.get_by_role("link", name="All as CSV").click()
     lines = Path(download.value.path()).read_text().splitlines()
-    assert lines[0].startswith("index,label,against") and len(lines) > 1000
+    assert lines[0].startswith('"index","label","against') and len(lines) > 1000
     page.get_by_role("link", name="Run").click()
     assert "Does the memory explain the weights?" in page.locator("main").inner_text()
     digits.shot("run")

@@ -1,5 +1,6 @@
 """What the explorer shows is what the memory says."""
 
+import csv
 import time
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from dualform.errors import FilterError, QueryError
+from dualform.errors import QueryError
 from dualform.explain import open_memory
 from dualform.models import MLP
 from dualform.record import record
@@ -37,7 +38,7 @@ def asked(explorer: Explorer, question: Question, place: Place = THIRD) -> Predi
 @pytest.mark.parametrize("step", [60, 25])
 def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, score, step):
     explorer = digits_explorer
-    view = asked(explorer, Question(layer, score, step=step, k=5))
+    view = asked(explorer, Question(layer, score, step=step, k=5, each="visit"))
     memory = explorer.memory.at(step)
     spot = memory.attend(explorer.model, explorer.input(THIRD))
     best = list(spot.top(5, layer=layer, score=score))
@@ -61,13 +62,44 @@ def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, sc
 
 
 def test_another_target_and_order(digits_explorer):
-    view = asked(digits_explorer, Question(target=8, order="smallest", k=3))
+    view = asked(digits_explorer, Question(target=8, order="smallest", k=3, each="visit"))
     spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
     assert view.examples is not None
     assert [e.contribution for e in view.examples] == pytest.approx(
         [hit.contribution for hit in spot.top(3, layer="fc2", order="smallest")]
     )
     assert "class 8" in view.target
+
+
+@pytest.mark.parametrize("score", ["contribution", "abs"])
+@pytest.mark.parametrize("order", ["largest", "smallest", "magnitude"])
+def test_examples_are_shown_with_all_their_visits_together(digits_explorer, score, order):
+    view = asked(digits_explorer, Question("fc1", score, order, k=4))
+    groups = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD)).by(
+        "index", layer="fc1", score=score
+    )
+    values = groups.values[0] + (groups.bias[0] if groups.bias is not None else 0)
+    key = {"largest": values, "smallest": -values, "magnitude": values.abs()}[order]
+    assert view.question.each == "example" and view.examples
+    assert [e.contribution for e in view.examples] == pytest.approx(values[key.topk(4).indices].tolist(), rel=1e-3)
+    best = view.examples[0]
+    assert best.visits == digits_explorer.counts("index")[best.index] and best.label == best.columns["label"]
+
+
+def test_one_class_rather_than_another(digits_explorer):
+    explorer = digits_explorer
+    wrong = next(
+        Place("test", row)
+        for row in range(500)
+        if int(explorer.predict(Place("test", row))[0].argmax()) != explorer.test.label(row)
+    )
+    view = asked(explorer, Question(rather=True), wrong)
+    said, label = view.says[0], view.label
+    true = next(each for each in view.says if each.number == label)
+    assert view.totals[-1].value == pytest.approx(said.logit - true.logit, abs=1e-3)
+    assert "less that of" in view.target
+    right = asked(explorer, Question(rather=True))
+    assert right.totals[-1].value == pytest.approx(right.says[0].logit - right.says[1].logit, abs=1e-3)
 
 
 def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
@@ -123,7 +155,7 @@ def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
 
 def test_the_top_examples_of_a_prediction_can_be_masked(digits_explorer):
     assert what_if(digits_explorer, THIRD, Masks()).examples == []
-    best = asked(digits_explorer, Question(k=3)).examples
+    best = asked(digits_explorer, Question(k=3, each="visit")).examples
     assert best
     offered = what_if(digits_explorer, THIRD, Masks(examples=(17,))).examples
     assert offered[0].index == 17 and offered[0].ticked and offered[1].index == best[0].index
@@ -138,13 +170,20 @@ def test_undoing_a_mask_gives_the_network_back(digits_explorer):
 
 
 def test_masks_that_make_no_sense_are_refused(digits_explorer):
-    for masks, error in (
-        (Masks(groups=("eleven",)), QueryError),
-        (Masks(filter="drop table visits"), FilterError),
-        (Masks(filter="x" * 501), FilterError),
+    for masks, said in (
+        (Masks(groups=("eleven",)), "no group 'eleven'"),
+        (Masks(filter="drop table visits"), "cannot read"),
+        (Masks(filter="x" * 501), "longer than"),
+        (Masks(after=40, upto=40), "nothing lies"),
     ):
-        with pytest.raises(error):
-            what_if(digits_explorer, THIRD, masks)
+        view = what_if(digits_explorer, THIRD, masks)
+        assert said in view.problem and view.without is None and view.hidden == 0
+
+
+def test_one_end_of_a_time_is_enough(digits_explorer):
+    first, last = what_if(digits_explorer, THIRD, Masks(upto=30)), what_if(digits_explorer, THIRD, Masks(after=30))
+    assert (first.masks.after, first.masks.upto, last.masks.after, last.masks.upto) == (0, 30, 30, 60)
+    assert first.hidden + last.hidden == first.visits and first.without and last.without
 
 
 def test_stretches_cover_training():
@@ -177,6 +216,8 @@ def test_training_examples_are_weighed_by_all_they_add(digits_explorer):
     against = -values[labels != own[worst.index], column].sum()
     assert worst.against == pytest.approx(float(against), rel=1e-3)
     assert worst.visits == int((explorer.memory.visits["index"].to_numpy() == worst.index).sum())
+    for mistake in view.mistakes:
+        assert explorer.says(explorer.predict(Place("test", mistake.row))[0])[0].name == mistake.says != mistake.label
     wrong = training_set(explorer, Choice("fc2", "wrong", 150))
     assert wrong.asked == round(150 * (1 - view.right))
 
@@ -201,7 +242,7 @@ def test_suspects_find_wrong_labels(tmp_path):
     explorer = Explorer(open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, desk=Desk(1e9))
     table = suspects_csv(explorer, Choice(rows=200))
     assert isinstance(table, str)
-    lines = [line.split(",") for line in table.splitlines()]
+    lines = list(csv.reader(table.splitlines()))
     assert lines[0][:3] == ["index", "label", "against other labels"]
     found = np.array([int(line[0]) for line in lines[1:]])
     against = np.array([float(line[2]) for line in lines[1:]])
@@ -218,7 +259,7 @@ def test_a_text_is_shown_with_its_tokens(text_explorer):
     explorer.desk.patience = 1e9
     for layer in explorer.layers:
         for score in ("contribution", "abs"):
-            view = asked(explorer, Question(layer, score, k=3), Place("test", 40))
+            view = asked(explorer, Question(layer, score, k=3, each="visit"), Place("test", 40))
             assert view.shown.kind == "text" and len(view.shown.tokens) == 20 and view.examples
             for each in view.examples:
                 assert each.shown is not None and each.shown.mark is not None

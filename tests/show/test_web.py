@@ -3,6 +3,7 @@
 import re
 import socket
 import time
+from io import BytesIO
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -34,6 +35,7 @@ PAGES = [
     "/prediction/test/3",
     "/prediction/test/3?layer=fc1&score=abs&order=magnitude&by=index&k=3",
     "/prediction/test/3?step=20&target=4",
+    "/prediction/test/3?target=rather&each=visit",
     "/prediction/test/3?step=0",
     "/prediction/train/17",
     "/what-if/test/3",
@@ -146,16 +148,16 @@ def test_what_takes_long_is_started_by_the_visitor(text_explorer):
 
 HOSTILE = [
     "/prediction/test/-1", "/prediction/test/500", "/prediction/test/999999999999999999999", "/prediction/test/3x",
+    "/prediction/test/%C2%B2", "/prediction/test/3?k=%C2%B2", "/prediction/test/3?k=0", "/prediction/test/3?each=x",
     "/prediction/../../etc/passwd", "/prediction/..%2f..%2fetc/passwd", "/prediction/own/0", "/prediction/secret/0",
     "/prediction/test/3?layer=fc9", "/prediction/test/3?layer=../../x", "/prediction/test/3?score=__class__",
     "/prediction/test/3?k=1e9", "/prediction/test/3?k=301", "/prediction/test/3?step=61", "/prediction/test/3?step=nan",
     "/prediction/test/3?target=10", "/prediction/test/3?by=visits%3B+drop+table", "/prediction/test/3?order=sideways",
-    "/what-if/test/3?filter=1)%3B+drop+view+visits%3B+--", "/what-if/test/3?group=eleven", "/what-if/test/3?example=x",
-    "/what-if/test/3?filter=(select+count(*)+from+read_csv('/etc/passwd'))+%3E+0",
-    "/what-if/test/3?filter=" + "a" * 501,
-    "/what-if/test/3?filter=__import__('os').system('touch+stolen')", "/training?which=some", "/training?layer=x",
-    "/training?rows=many", "/example/none", "/example/99999999", "/example/..%2f..%2fmanifest.json",
-    "/attention/test/3",
+    "/what-if/test/3?example=x", "/training?which=some", "/training?layer=x", "/training?rows=many",
+    "/training?rows=-1",
+    "/training/suspects.csv?rows=-1", "/training/suspects.csv?rows=0", "/example/none", "/example/99999999",
+    "/example/%C2%B2", "/example/" + "9" * 5000, "/example/..%2f..%2fmanifest.json",
+    "/attention/test/3", "/wrong/own/0",
 ]  # fmt: skip
 
 
@@ -167,6 +169,32 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(served, path, tmp_path, mo
     for inside in ("Traceback", "root:", "should not have happened"):
         assert inside not in answer.text
     assert not list(tmp_path.iterdir())
+
+
+CONDITIONS = {
+    "group=eleven": "no group", "filter=label = 77": "matches none", "filter=nothing = 3": "nothing",
+    "filter=1); drop view visits; --": "cannot read", "filter=" + "a" * 501: "longer than",
+    "filter=(select count(*) from read_csv('/etc/passwd')) > 0": "subquery",
+    "filter=__import__('os').system('touch stolen')": "system",
+    "filter=levenshtein(repeat('a',2000000),repeat('b',2000000)) > 0": "levenshtein",
+    "filter=length(repeat('x', 3000000000)) > 0": "repeat", "filter=sleep_ms(60000) is null": "sleep_ms",
+    "filter=error(current_setting('secret_directory'))": "error", "filter=label = 3) limit (1": "more than one",
+    "filter=true)::boolean,false), unnest(range(300)), coalesce((true": "cannot read",
+    "after=40&upto=20": "nothing lies after", "example=99999": "never trained on",
+    "&".join(f"example={i}" for i in range(101)): "at most 100",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", CONDITIONS)
+def test_a_mask_that_makes_no_sense_is_said_beside_the_form_at_once(served, fields, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begin = time.perf_counter()
+    query = "&".join(f"{name}={quote(value)}" for name, _, value in (f.partition("=") for f in fields.split("&")))
+    found = served.get(f"/what-if/test/3.json?{query}")
+    assert found.status == 200 and CONDITIONS[fields] in found.json["problem"], found.text
+    assert found.json["hidden"] == 0 and found.json["without"] is None
+    assert time.perf_counter() - begin < 10 and not list(tmp_path.iterdir())
+    assert served.get(f"/what-if/test/3?{query}").text.count('role="alert"') == 1
 
 
 FILES = ["/static/../server.py", "/static/%2e%2e/guard.py", "/manifest.json", "/work/x", "/own/picture", "//etc/passwd"]
@@ -197,6 +225,61 @@ def test_other_sites_cannot_change_anything_or_name_this_machine(served):
         assert served.get("/run", Host=host).status == 421, host
     for host in (f"localhost:{served.port}", f"127.0.0.1:{served.port}", f"[::1]:{served.port}"):
         assert served.get("/run", Host=host).status == 200, host
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_cannot_make_the_explorer_work(served, site):
+    image = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"}
+    for path in ("/what-if/test/0?filter=label=3", "/run", "/run.json", "/static/explorer.js", "/"):
+        assert served.get(path, **image).status == 403
+    assert served.get("/", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate").status == 303  # a link may lead here
+    assert (
+        served.get("/run", Sec_Fetch_Site="same-origin").status
+        == served.get("/run", Sec_Fetch_Site="none").status
+        == 200
+    )
+
+
+def test_a_picture_that_takes_long_is_refused_and_others_do_not_wait(served):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    file = BytesIO()
+    image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    begin = data.index(b"\xff\xda")
+    end = data.index(b"\xff", begin + 20)
+    bomb = data[:begin] + data[begin:end] * 200 + data[begin:]
+    assert "more scans" in served.post("/own/picture", bomb).json["error"]
+    assert served.post("/own/picture", data).status == 200
+
+
+def test_cookies_of_other_applications_do_no_harm(digits_explorer):
+    with serving(digits_explorer, "0.0.0.0", "s3cret") as served:
+        for cookie in ("a/b=1; dualform=s3cret", '{"a":1}; dualform=s3cret', 'dualform="s3cret"; x'):
+            assert served.get("/run", Cookie=cookie).status == 200, cookie
+        assert served.get("/run", Cookie="a/b=1").status == 401
+        for place in ("test/\xb2", "own/0", "test/999", "../x", "test/-1"):
+            assert served.get("/run", Cookie=f"dualform=s3cret; dualform-place={place}").status == 200, place
+        assert served.get("//evil.example/?token=s3cret").headers["location"] == "/evil.example/"
+        assert served.get("/%E2%82%AC?token=s3cret").status == 303
+
+
+def test_what_waits_does_not_pile_up(text_explorer):
+    text_explorer.desk.patience = 0.0
+    with serving(text_explorer) as served:
+        for row in range(0, 1600, 20):
+            served.get(f"/prediction/test/{row}?layer=rnn&score=abs")
+        assert len(text_explorer.desk.pending) <= 64
+
+
+def test_the_next_mistake_is_one_click_away(served):
+    row = 0
+    for _ in range(3):
+        answer = served.get(f"/wrong/test/{row}")
+        assert answer.status == 303
+        row = int(answer.headers["location"].rsplit("/", 1)[1])
+        found = served.get(f"/prediction/test/{row}.json").json
+        assert found["says"][0]["number"] != found["label"]
+    assert served.get("/wrong/test/499").status == 400
 
 
 def test_too_much_is_not_taken(served):

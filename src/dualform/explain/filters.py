@@ -1,5 +1,6 @@
 """Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
 
+import json
 import threading
 from typing import Any
 
@@ -15,20 +16,34 @@ from dualform.errors import FilterError
 Filter = str | pc.Expression | np.ndarray | torch.Tensor
 
 CLOSED: dict[str, Any] = {
-    "enable_external_access": False,
-    "python_enable_replacements": False,
+    "enable_external_access": False, "python_enable_replacements": False, "autoload_known_extensions": False,
+    "autoinstall_known_extensions": False, "allow_persistent_secrets": False, "temp_directory": "",
     "lock_configuration": True,
-}
-"""A filter may come from a web page: it sees the visits, and no file, no variable, no other machine."""
+}  # fmt: skip
+"""A filter sees the visits, and no file, no variable, no other machine."""
+
+SMALL: dict[str, Any] = {"memory_limit": "512MB", "threads": 1}
+
+PLAIN = {
+    "COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "OPERATOR", "BETWEEN", "CAST", "TYPE", "CASE", "FUNCTION",
+}  # fmt: skip
+CALLS = {
+    "+", "-", "*", "/", "//", "%", "~~", "!~~", "~~*", "!~~*", "abs", "lower", "upper", "length", "contains",
+    "starts_with", "prefix", "suffix",
+}  # fmt: skip
+"""What a plain condition is made of, and the functions in it."""
 
 LONGEST = 20.0
 """Seconds that a filter may take."""
 
 
-def matching(visits: pa.Table, filter: Filter) -> Bool[np.ndarray, " V"]:
-    """For each visit whether the filter holds: ``"label = 3 and step > 100"``, ``pc.field("label") == 3`` or a mask."""
+def matching(visits: pa.Table, filter: Filter, *, plain: bool = False) -> Bool[np.ndarray, " V"]:
+    """For each visit whether the filter holds: ``"label = 3 and step > 100"``, ``pc.field("label") == 3`` or a mask.
+
+    ``plain`` is for text of strangers: comparisons of columns and values, and nothing that could take long.
+    """
     if isinstance(filter, str):
-        found = _sql(visits, filter)
+        found = _sql(visits, filter, plain)
     elif isinstance(filter, pc.Expression):
         found = _expression(visits, filter)
     else:
@@ -50,13 +65,15 @@ def named(filter: Filter) -> str:
     return repr(filter) if isinstance(filter, str | pc.Expression) else f"with {int(np.sum(np.asarray(filter)))} visits"
 
 
-def _sql(visits: pa.Table, text: str) -> np.ndarray:
-    connection = duckdb.connect(config=CLOSED)
+def _sql(visits: pa.Table, text: str, plain: bool) -> np.ndarray:
+    connection = duckdb.connect(config=CLOSED | (SMALL if plain else {}))
     connection.register("visits", visits)
     query = f"select coalesce(({text}\n)::boolean, false) as found from visits order by visit"
     late = threading.Timer(LONGEST, connection.interrupt)
     late.start()
     try:
+        if plain:
+            _need_plain(connection, text)
         if len(connection.extract_statements(query)) != 1:
             raise FilterError(f"the filter {text!r} is more than one condition.")
         table = connection.sql(query).to_arrow_table()
@@ -69,6 +86,7 @@ def _sql(visits: pa.Table, text: str) -> np.ndarray:
         ) from error
     finally:
         late.cancel()
+        connection.close()
     if len(table) != len(visits):
         raise FilterError(
             f"the filter {text!r} gives {len(table):,} answers for {len(visits):,} visits; it must be one condition on "
@@ -88,3 +106,31 @@ def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
     found = np.zeros(len(visits), bool)
     found[table["__line"].to_numpy()] = True
     return found
+
+
+def _need_plain(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    """See that a text is one condition of plain parts. The database itself takes it apart."""
+    lines = connection.execute("select json_serialize_sql(?::varchar)", [f"select ({text}\n)"]).fetchall()
+    found = json.loads(lines[0][0])
+    if found["error"]:
+        raise FilterError(f"cannot read the filter {text!r}: {found.get('error_message', 'it is no condition')}")
+    node = found["statements"][0]["node"] if len(found["statements"]) == 1 else {}
+    alone = (
+        node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1 and node["from_table"]["type"] == "EMPTY"
+    )
+    if not alone or node["modifiers"] or node["where_clause"]:
+        raise FilterError(f"the filter {text!r} is more than one condition.")
+    waiting: list[Any] = [node["select_list"]]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            kind, name = each.get("class", "TYPE"), str(each.get("function_name", "")).lower()
+            if kind not in PLAIN or (kind == "FUNCTION" and name not in CALLS):
+                what = name or kind.lower().replace("_", " ")
+                raise FilterError(
+                    f"the filter {text!r} uses {what!r}; here a condition compares columns with values, as in "
+                    "label = 3 and step < 100."
+                )
+            waiting += each.values()

@@ -14,7 +14,8 @@ from torch import Tensor
 from dualform.errors import QueryError, require
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
-MOST_PIXELS = 40_000_000
+MOST_PIXELS, MOST_SCANS = 16_000_000, 64
+"""What a picture may have; a JPEG can say the same pixels over and over again, in scans."""
 
 
 def png(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> bytes:
@@ -41,6 +42,8 @@ def read_picture(
     dark one, as handwriting on paper.
     """
     module = require("PIL.Image", "web")
+    if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > MOST_SCANS:
+        raise QueryError("this JPEG has more scans than a picture needs; save it anew.")
     try:
         with module.open(BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:

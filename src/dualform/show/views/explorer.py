@@ -63,6 +63,9 @@ class Explorer:
         self.memory.store.need_steps()
         self.memory.fits(self.model)
         self.title = self.title or self.memory.path.name
+        self._counts: dict[str, dict[Any, int]] = {}
+        self._groups: dict[str, list[Any]] = {}
+        self._positions: dict[str, int] = {}
         self.model.eval()
 
     # ------------------------------------------------------------------------------------------- what there is
@@ -90,18 +93,32 @@ class Explorer:
 
     def positions(self, layer: str) -> int:
         """How many rows of an example go through a layer."""
-        calls = self.memory.store.calls(self.info(layer).name)
-        return int((calls.rows // np.maximum(1, calls.batch)).max(initial=1))
+        if layer not in self._positions:
+            calls = self.memory.store.calls(self.info(layer).name)
+            self._positions[layer] = int((calls.rows // np.maximum(1, calls.batch)).max(initial=1))
+        return self._positions[layer]
 
     def groups(self, column: str) -> list[Any]:
         """The values of a column, sorted."""
-        values = self.memory.store.visits[column].unique().to_pylist()
-        return sorted((value for value in values if value is not None), key=lambda value: (str(type(value)), value))
+        if column not in self._groups:
+            values = [value for value in self.counts(column) if value is not None]
+            self._groups[column] = sorted(values, key=lambda value: (str(type(value)), value))
+        return self._groups[column]
 
     def counts(self, column: str) -> dict[Any, int]:
         """How many visits each group of a column has."""
-        counted = self.memory.store.visits[column].value_counts()
-        return {line["values"]: line["counts"] for line in counted.to_pylist()}
+        if column not in self._counts:
+            counted = self.memory.store.visits[column].value_counts()
+            self._counts[column] = {line["values"]: line["counts"] for line in counted.to_pylist()}
+        return self._counts[column]
+
+    @cached_property
+    def own_labels(self) -> dict[Any, Any]:
+        """The label that each training example was trained with, as far as it was noted."""
+        visits = self.memory.store.visits
+        if "label" not in visits.column_names or self.index not in visits.column_names:
+            return {}
+        return dict(zip(visits[self.index].to_pylist(), visits["label"].to_pylist(), strict=True))
 
     def class_name(self, number: int) -> str:
         """What a class is called: by its name, its token, or its number."""

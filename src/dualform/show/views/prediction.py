@@ -1,7 +1,7 @@
 """One prediction: what the network says, and which training it is made of."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ from .work import Pending, Tell
 CURVE, STRETCHES, SAID, ENDS = 300, 40, 10, 12
 """Slots of the spotlight curve, stretches of the timeline, classes that are shown, groups at either end."""
 
+Each = Literal["visit", "example"]
+
+TOTAL = (
+    "The parts sum to the whole: all that layer {layer} adds to {target}. Each layer is an account of its own of the "
+    "same number, so layers do not add up."
+)
+
 SCORES: tuple[Score, ...] = ("contribution", "abs", "weight")
 ORDERS: dict[Order, str] = {"largest": "add most", "smallest": "take most away", "magnitude": "matter most"}
 
@@ -32,24 +39,30 @@ class Question:
     score: Score | None = None
     order: Order = "largest"
     target: int | None = None
+    rather: bool = False
+    """Whether the target is a difference: the class rather than the true one, or than the next best."""
     k: int = 12
     step: int | None = None
     by: str | None = None
+    each: Each | None = None
+    """Whether single visits are shown, or examples with all their visits."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A training example among the top ones: a visit of it, in one row of the layer."""
+    """A training example among the top ones: a visit of it, in one row of the layer, or all its visits together."""
 
     rank: int
     index: Any
     shown: Shown | None
     label: Any
-    step: int
+    step: int | None
     position: int
-    weight: float
+    weight: float | None
     contribution: float
+    """What it adds; of an example with all its visits the sum of whatever score was asked for."""
     columns: dict[str, Any]
+    visits: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,11 @@ class Prediction:
     question: Question
     """With everything chosen."""
     scores: list[Score]
+    eachs: list[Each]
     unit: str
     target: str
+    total: str
+    """What the layer's parts sum to, and why layers do not add up."""
     notes: list[str]
     examples: list[Example] | None
     """None where they are not known yet."""
@@ -119,15 +135,18 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
         return memory
     asked = settle(explorer, memory, question)
     assert asked.layer and asked.score and asked.by is not None
+    label = explorer.label(place)
     spot = explorer.spot(memory, explorer.input(place), asked.target)
     logits = need_logits(spot.prediction)[0]
     own = asked.target if asked.target is not None else int(logits.argmax())
-    label = explorer.label(place)
+    other = _rival(logits, own, label) if asked.rather and len(logits) > 1 else None
+    if other is not None:
+        spot = explorer.spot(memory, explorer.input(place), (own, other))
     if asked.step == 0:  # nothing was learned yet
         answer, examples, pending = None, [], None
     else:
-        answer, pending = _answer(explorer, spot, place, asked)
-        examples = None if pending else _examples(explorer, answer.hits, asked) if answer and answer.hits else []
+        answer, pending = _answer(explorer, spot, place, asked, (own, other) if other is not None else asked.target)
+        examples = None if answer is None else _examples(explorer, answer, asked)
     totals, residual = _totals(explorer, answer.groups[asked.by], asked) if answer else ([], None)
     found = explorer.examples(place.set)
     return Prediction(
@@ -143,8 +162,10 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
         steps=explorer.memory.step,
         question=asked,
         scores=_scores(explorer, asked.layer),
-        unit=unit(asked.score, _target(explorer, asked, own)),
-        target=_target(explorer, asked, own),
+        eachs=_eachs(explorer, asked.layer),
+        unit=unit(asked.score, _target(explorer, own, other)),
+        target=_target(explorer, own, other),
+        total=TOTAL.format(layer=asked.layer, target=_target(explorer, own, other)),
         notes=_notes(explorer, asked),
         examples=examples,
         totals=totals,
@@ -168,7 +189,25 @@ def settle(explorer: Explorer, memory: Memory, question: Question) -> Question:
         raise QueryError(f"no column '{by}' among the visits: there are {explorer.columns}.")
     if not 1 <= question.k <= CURVE:
         raise QueryError(f"k={question.k} cannot be; choose between 1 and {CURVE}.")
-    return Question(layer, score, question.order, question.target, question.k, memory.step, by)
+    eachs = _eachs(explorer, layer)
+    each = question.each or eachs[0]
+    if each not in eachs:
+        raise QueryError(f"layer '{layer}' cannot be asked for each='{each}': choose one of {eachs}.")
+    return replace(question, layer=layer, score=score, by=by, each=each, step=memory.step)
+
+
+def _eachs(explorer: Explorer, layer: str) -> list[Each]:
+    """What tiles can be: where an example sends one row through a layer it is shown whole first."""
+    if explorer.index not in explorer.memory.store.visits.column_names:
+        return ["visit"]
+    return ["example", "visit"] if explorer.positions(layer) == 1 else ["visit", "example"]
+
+
+def _rival(logits: Tensor, own: int, label: int | None) -> int:
+    """The class that another one is compared with: the true one, or else the best of the others."""
+    if label is not None and label != own:
+        return label
+    return next(k for k in logits.argsort(descending=True).tolist() if k != own)
 
 
 def _scores(explorer: Explorer, layer: str) -> list[Score]:
@@ -181,19 +220,22 @@ def _scores(explorer: Explorer, layer: str) -> list[Score]:
     return ["abs", "weight"]
 
 
-def _answer(explorer: Explorer, spot: Any, place: Place, asked: Question) -> tuple[Answer | None, Pending | None]:
+def _answer(
+    explorer: Explorer, spot: Any, place: Place, asked: Question, target: Any
+) -> tuple[Answer | None, Pending | None]:
     """All answers of one pass over the slots, or what of them is to be had without a long one."""
     assert asked.layer and asked.score and asked.by is not None
     many = len(explorer.groups(asked.by)) > MANY
     sums_only = explorer.info(asked.layer).keep == "ledger"
     position = -1 if asked.score != "contribution" and spot.memory.store.layer(asked.layer)[0].batch_dim is not None \
         and explorer.positions(asked.layer) > 1 and explorer.shown(place).kind == "text" else None  # fmt: skip
-    options = {"top": 0 if sums_only else CURVE, "by": [asked.by], "score": asked.score, "order": asked.order}
+    columns = [asked.by, *([explorer.index] if asked.each == "example" and asked.by != explorer.index else [])]
+    options = {"top": 0 if sums_only else CURVE, "by": columns, "score": asked.score, "order": asked.order}
     options |= {"position": position}
     if not sums_only:
         options |= {"timeline": STRETCHES, "timeline_by": None if many else asked.by}
     key = (place, explorer.own[place.row][0] if place.set == "own" else "", asked.layer, asked.score, asked.order)
-    key = ("answer", *key, asked.target, asked.step, asked.by)
+    key = ("answer", *key, target, asked.step, asked.by, asked.each)
 
     def work(tell: Tell) -> Answer:
         return spot.ask(asked.layer, progress=tell, **options)
@@ -204,11 +246,11 @@ def _answer(explorer: Explorer, spot: Any, place: Place, asked: Question) -> tup
     return (None, found) if isinstance(found, Pending) else (found, None)
 
 
-def _target(explorer: Explorer, asked: Question, own: int) -> str:
+def _target(explorer: Explorer, own: int, other: int | None) -> str:
     if explorer.outputs == 1:
         return "the output"
-    name = explorer.class_name(own)
-    return f"the logit of {name!r}" if not name.isdigit() else f"the logit of class {name}"
+    names = [f"class {name}" if (name := explorer.class_name(n)).isdigit() else f"‘{name}’" for n in (own, other or 0)]
+    return f"the logit of {names[0]}" + ("" if other is None else f" less that of {names[1]}")
 
 
 def _notes(explorer: Explorer, asked: Question) -> list[str]:
@@ -220,9 +262,25 @@ def _notes(explorer: Explorer, asked: Question) -> list[str]:
     return notes
 
 
-def _examples(explorer: Explorer, hits: Hits, asked: Question) -> list[Example]:
-    rows = list(hits)[: asked.k]
-    return [example(explorer, hit, asked.layer) for hit in rows]
+def _examples(explorer: Explorer, answer: Answer, asked: Question) -> list[Example]:
+    if asked.each == "visit":
+        return [example(explorer, hit, asked.layer) for hit in list(answer.hits or ())[: asked.k]]
+    groups = answer.groups[explorer.index]
+    values = groups.values[0] + (0 if groups.bias is None else groups.bias[0])
+    key = values.abs() if asked.order == "magnitude" else -values if asked.order == "smallest" else values
+    best = [i for i in key.topk(min(asked.k + 1, len(key))).indices.tolist() if groups.names[i] is not None][: asked.k]
+    counts, labels = explorer.counts(explorer.index), explorer.own_labels
+    found = []
+    for rank, i in enumerate(best):
+        index, value = groups.names[i], float(values[i])
+        columns = {explorer.index: index} | ({"label": labels[index]} if index in labels else {})
+        found.append(
+            Example(
+                rank + 1, index, explorer.trained_on(index), labels.get(index), None, 0, None, value, columns,
+                counts.get(index, 0),
+            )
+        )  # fmt: skip
+    return found
 
 
 def example(explorer: Explorer, hit: Hit, layer: str | None) -> Example:

@@ -17,7 +17,11 @@ FOLDER = Path(__file__).parent
 def environment() -> Environment:
     """The templates; whatever is put into them is escaped."""
     made = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        auto_reload=False,
     )
     made.filters |= {
         "bytes": size,
@@ -27,6 +31,7 @@ def environment() -> Environment:
         "percent": percent,
         "plain": plain,
         "same_digits": lambda values: [minus(text) for text in same_digits(values)],
+        "stacked": stacked,
         "signed": lambda value, least=2: minus(same_digits([value], least)[0]),
     }
     made.globals["ui"] = made.get_template("macros.html").module
@@ -54,6 +59,29 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return None
     return value if isinstance(value, bool | int | float | str | type(None)) else str(value)
+
+
+def stacked(view: Any) -> dict[str, Any]:
+    """The bars of a timeline: a group and all others, on top of each other where they have the same sign."""
+    time = view.time
+    own = time.own or (0.0,) * len(time.others)
+    ups = [max(a, 0) + max(b, 0) for a, b in zip(own, time.others, strict=True)]
+    downs = [min(a, 0) + min(b, 0) for a, b in zip(own, time.others, strict=True)]
+    high, low, wide = max(ups), min(downs), 600 / len(ups)
+    unit = 120 / ((high - low) or 1)
+    zero, bars = 5 + unit * high, []
+    for i, pair in enumerate(zip(own, time.others, strict=True)):
+        up = down = 0.0
+        for kind, value in zip(("plus", "minus"), pair, strict=True):
+            kind = kind if time.own else "plus" if value >= 0 else "minus"
+            begin = up if value >= 0 else down
+            top = begin + value if value >= 0 else begin
+            bars.append({
+                "kind": kind, "x": round(i * wide + 1, 2), "width": round(max(0.5, wide - 2), 2),
+                "y": round(zero - unit * top, 2), "height": round(unit * abs(value), 2),
+            })  # fmt: skip
+            up, down = (up + value, down) if value >= 0 else (up, down + value)
+    return {"bars": [bar for bar in bars if bar["height"]], "zero": round(zero, 2)}
 
 
 def minus(text: str) -> str:

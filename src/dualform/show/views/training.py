@@ -17,6 +17,8 @@ from ..outputs import need_logits
 from .explorer import Explorer
 from .work import Pending, Tell
 
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+
 Which = Literal["all", "right", "wrong"]
 SHOWN, BATCH, MOST = 24, 128, 5000
 """Examples of each kind, test examples that are asked about at a time and at most."""
@@ -57,6 +59,18 @@ class Sums:
     against: Float[Tensor, " G"] | None
     asked: int
     right: float | None
+    wrong: list[tuple[int, int]]
+    """Test examples that the network gets wrong, each with what it says."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A test example that the network gets wrong."""
+
+    row: int
+    shown: Shown
+    label: str
+    says: str
 
 
 @dataclass(frozen=True)
@@ -74,20 +88,19 @@ class TrainingSet:
     never: list[Weighed]
     suspects: list[Weighed] | None
     """None where it is not known which label is right."""
+    mistakes: list[Mistake]
     count: int
     pending: Pending | None
 
 
 def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
     """Weigh the training examples over some test examples."""
-    layer, test = choice.layer or explorer.layers[-1], explorer.test
-    if test is None:
-        raise QueryError("there is no test set to weigh training examples by: give one with --test.")
-    choice = Choice(layer, choice.which, max(1, min(choice.rows, MOST, len(test))))
+    choice, test = settle(explorer, choice), explorer.test
+    assert test is not None
     found = sums_of(explorer, choice)
     labelled = test.labels is not None and not test.is_stream
     target = "the logit of the true class" if labelled else "the logit of the predicted class"
-    empty = TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, 0, None)
+    empty = TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, [], 0, None)
     if isinstance(found, Pending):
         return TrainingSet(**{**vars(empty), "pending": found})
     order = found.adds.argsort(descending=True).tolist()
@@ -104,20 +117,31 @@ def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
         least=_weighed(explorer, found, [i for i in order[::-1][:SHOWN] if found.adds[i] < 0]),
         never=_weighed(explorer, found, quiet[:SHOWN]),
         suspects=None if suspects is None else _weighed(explorer, found, suspects[:SHOWN]),
+        mistakes=[_mistake(explorer, row, said) for row, said in found.wrong[:SHOWN]],
         count=len(found.names),
         pending=None,
     )
 
 
+def settle(explorer: Explorer, choice: Choice) -> Choice:
+    """The choice with a layer, and no more test examples than there are."""
+    if explorer.test is None:
+        raise QueryError("there is no test set to weigh training examples by: give one with --test.")
+    if choice.rows < 1:
+        raise QueryError(f"{choice.rows} test examples are none to weigh by: choose 1 or more.")
+    layer = choice.layer or explorer.layers[-1]
+    return Choice(layer, choice.which, min(choice.rows, MOST, len(explorer.test)))
+
+
 def suspects_csv(explorer: Explorer, choice: Choice) -> str | Pending:
     """All training examples as a table, the most suspicious first."""
-    found = sums_of(explorer, Choice(choice.layer or explorer.layers[-1], choice.which, choice.rows))
+    found = sums_of(explorer, settle(explorer, choice))
     if isinstance(found, Pending):
         return found
     if found.against is None:
         raise QueryError("the test set has no labels, so it is not known which answers are right.")
     text = StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    table = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     table.writerow([explorer.index, "label", "against other labels", "adds in sum", "size", "visits"])
     for each in _weighed(explorer, found, found.against.argsort(descending=True).tolist(), pictures=False):
         table.writerow([_cell(each.index), _cell(each.label), each.against, each.adds, each.size, each.visits])
@@ -146,8 +170,8 @@ def _sums(explorer: Explorer, choice: Choice, tell: Tell) -> Sums:
     assert test is not None and choice.layer is not None
     rows = list(range(0, len(test), test.stride))[: choice.rows]
     labels = None if test.is_stream or test.labels is None else [test.label(row) for row in rows]
-    rows, right = _chosen(explorer, rows, labels, choice.which)
-    own = own_labels(explorer)
+    rows, right, wrong = _chosen(explorer, rows, labels, choice.which)
+    own = explorer.own_labels
     names: tuple[Any, ...] = ()
     adds = size = against = torch.zeros(0, dtype=torch.float64)
     for begin in range(0, len(rows), BATCH):
@@ -161,21 +185,21 @@ def _sums(explorer: Explorer, choice: Choice, tell: Tell) -> Sums:
             adds, size, against = (torch.zeros(len(names), dtype=torch.float64) for _ in range(3))
         adds += values.sum(0)
         size += values.abs().sum(0)
-        if own is not None and true is not None:
+        if own and true is not None:
             other = true.unsqueeze(1) != torch.tensor([own.get(name, -1) for name in names])
             against -= (values * other).sum(0)
     if not names:
         raise QueryError(f"none of the first {choice.rows} test examples is {choice.which}.")
-    known = own is not None and labels is not None
-    return Sums(names, adds, size, against if known else None, len(rows), right)
+    known = bool(own) and labels is not None
+    return Sums(names, adds, size, against if known else None, len(rows), right, wrong)
 
 
 def _chosen(
     explorer: Explorer, rows: Sequence[int], labels: list[int | None] | None, which: Which
-) -> tuple[list[int], float | None]:
-    """The test examples that the network gets right, or wrong, and the share that it gets right."""
+) -> tuple[list[int], float | None, list[tuple[int, int]]]:
+    """The test examples that the network gets right, or wrong; the share that it gets right; and its mistakes."""
     if labels is None:
-        return list(rows), None
+        return list(rows), None, []
     with explorer.lock, torch.no_grad():
         said = [
             need_logits(explorer.spot(explorer.memory, explorer.inputs("test", rows[i : i + BATCH])).prediction).argmax(
@@ -185,21 +209,21 @@ def _chosen(
         ]
     right = [int(answer) == label for answer, label in zip(torch.cat(said), labels, strict=True)]
     share = sum(right) / len(right)
+    answers = torch.cat(said).tolist()
+    wrong = [(row, answer) for row, answer, fine in zip(rows, answers, right, strict=True) if not fine]
     if which == "all":
-        return list(rows), share
-    return [row for row, fine in zip(rows, right, strict=True) if fine == (which == "right")], share
+        return list(rows), share, wrong
+    return [row for row, fine in zip(rows, right, strict=True) if fine == (which == "right")], share, wrong
 
 
-def own_labels(explorer: Explorer) -> dict[Any, int] | None:
-    """The label that each training example was trained with, if it was noted."""
-    visits = explorer.memory.store.visits
-    if "label" not in visits.column_names:
-        return None
-    return dict(zip(visits[explorer.index].to_pylist(), visits["label"].to_pylist(), strict=True))
+def _mistake(explorer: Explorer, row: int, said: int) -> Mistake:
+    assert explorer.test is not None
+    label = explorer.class_name(explorer.test.label(row) or 0)
+    return Mistake(row, explorer.test.shown(row, name="test example"), label, explorer.class_name(said))
 
 
 def _weighed(explorer: Explorer, sums: Sums, which: Sequence[int], pictures: bool = True) -> list[Weighed]:
-    counts, own = explorer.counts(explorer.index), own_labels(explorer) or {}
+    counts, own = explorer.counts(explorer.index), explorer.own_labels
     found = []
     for i in which:
         index = sums.names[i]
@@ -226,4 +250,4 @@ def _part(tell: Tell, begin: int, total: int) -> Tell:
 
 def _cell(value: Any) -> Any:
     """A value that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+    return f"'{value}" if isinstance(value, str) and value.strip()[:1] in FORMULA else value

@@ -1,13 +1,13 @@
 """What if: the network without some of its training, beside the network as it is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
-from dualform.errors import FilterError, QueryError
+from dualform.errors import DualformError, FilterError, QueryError
 from dualform.explain import Memory
 from dualform.explain.filters import matching
 
@@ -20,6 +20,8 @@ from .work import Pending, Tell
 
 STRETCHES, SAID = 20, 10
 """Parts of training that can be masked each, and classes that are shown."""
+
+MOST_EXAMPLES = 100
 
 OFFERED = 8
 """Training examples that are offered to be masked."""
@@ -37,6 +39,12 @@ class Masks:
     upto: int | None = None
     examples: tuple[int, ...] = ()
     filter: str = ""
+
+    def bounded(self, steps: int) -> "Masks":
+        """With both ends of the time, where one was given."""
+        if (self.after is None) == (self.upto is None):
+            return self
+        return replace(self, after=self.after or 0, upto=steps if self.upto is None else self.upto)
 
     @property
     def nothing(self) -> bool:
@@ -90,6 +98,8 @@ class WhatIf:
     edges: list[int]
     examples: list[Masked]
     note: str
+    problem: str
+    """Why something that was asked for is not masked."""
     pending: Pending | None
 
 
@@ -101,7 +111,13 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     by = by if by in columns else columns[0] if columns else by
     edges = stretch_edges(memory.step)
     logits = need_logits(explorer.predict(place))[0]
-    hidden = hidden_by(explorer, masks, by)
+    masks = masks.bounded(memory.step)
+    hidden, problem = np.zeros(len(memory.store.visits), bool), ""
+    try:
+        hidden = hidden_by(explorer, masks, by)
+        problem = _never_trained_on(explorer, masks)
+    except DualformError as error:
+        problem = str(error)
     without, pending = None, None
     if hidden.any():
         found = masked_memory(explorer, masks, by, hidden)
@@ -133,8 +149,16 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
         edges=edges,
         examples=_singles(explorer, place, masks),
         note=f"With the mask: {REMOVED}. {MASKED}",
+        problem=problem,
         pending=pending,
     )
+
+
+def _never_trained_on(explorer: Explorer, masks: Masks) -> str:
+    """Say which examples no mask can remove."""
+    counts = explorer.counts(explorer.index) if masks.examples else {}
+    unknown = [index for index in masks.examples if not counts.get(index)]
+    return f"Example {unknown[0]} was never trained on, so nothing of it is removed." if unknown else ""
 
 
 def hidden_by(explorer: Explorer, masks: Masks, by: str) -> Bool[np.ndarray, " V"]:
@@ -147,17 +171,21 @@ def hidden_by(explorer: Explorer, masks: Masks, by: str) -> Bool[np.ndarray, " V
             raise QueryError(f"no group {unknown[0]!r} in column '{by}': there are {list(known)[:10]}.")
         wanted = {known[group] for group in masks.groups}
         hidden |= np.array([value in wanted for value in visits[by].to_pylist()])
+    if masks.after is not None and masks.upto is not None and not masks.timed:
+        raise QueryError(f"nothing lies after step {masks.after:,} and up to step {masks.upto:,}.")
     if masks.timed:
         steps = visits["step"].to_numpy()
         hidden |= (steps > masks.after) & (steps <= masks.upto)
     if masks.examples:
+        if len(masks.examples) > MOST_EXAMPLES:
+            raise QueryError(f"at most {MOST_EXAMPLES} single examples can be masked here; a condition masks more.")
         if explorer.index not in visits.column_names:
             raise QueryError(f"single examples cannot be masked: no column '{explorer.index}' was noted.")
         hidden |= np.isin(visits[explorer.index].to_numpy(zero_copy_only=False), masks.examples)
     if masks.filter:
         if len(masks.filter) > 500:
             raise FilterError("the filter is longer than 500 characters. Write a shorter condition.")
-        hidden |= matching(visits, masks.filter)
+        hidden |= matching(visits, masks.filter, plain=True)
     return hidden
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from dualform.errors import DualformError
+from dualform.errors import DualformError, QueryError
 from dualform.explain.progress import Progress
 
 Value = TypeVar("Value")
@@ -17,6 +17,8 @@ Tell = Progress
 
 PATIENCE = 2.5
 """Seconds of work that are done while the page waits."""
+
+MOST_PENDING = 64
 
 KEPT = 256
 """Answers that are kept."""
@@ -69,9 +71,18 @@ class Desk:
             if name in self.pending:
                 return self.pending[name][0]
             if seconds > self.patience:
+                self._make_room()
                 self.pending[name] = Pending(name, what, seconds), key, work
                 return self.pending[name][0]
         return self.keep(key, work(self.tell))
+
+    def _make_room(self) -> None:
+        """Forget the oldest thing that nobody started, where many wait."""
+        while len(self.pending) >= MOST_PENDING:
+            idle = next((name for name, (each, *_) in self.pending.items() if each.state != "running"), None)
+            if idle is None:
+                raise QueryError("too much is being worked on. Wait until some of it is done.")
+            del self.pending[idle]
 
     def latest(self, *beginning: Hashable) -> list[Any]:
         """What was found last under keys that begin so; at most one."""

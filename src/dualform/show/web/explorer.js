@@ -34,7 +34,7 @@ async function show(address, { push = true } = {}) {
 function problem(text) {
   const place = document.querySelector("[data-problem]");
   document.getElementById("told").textContent = text;
-  if (place) { place.textContent = text; place.hidden = false; }
+  if (place) { place.textContent = text; place.hidden = false; place.scrollIntoView({ block: "nearest" }); }
 }
 
 function addressOf(form) {
@@ -72,33 +72,43 @@ async function wait(work) {
   }
 }
 
+let sending = false;
 async function bring(address, body) {
-  const response = await fetch(address, { method: "POST", headers, body });
-  const answer = await response.json().catch(() => ({ error: "This could not be read." }));
-  if (response.ok) show(answer.address); else problem(answer.error);
+  if (sending) return;
+  sending = true;
+  try {
+    const response = await fetch(address, { method: "POST", headers, body });
+    const text = await response.text();
+    if (response.ok) await show(JSON.parse(text).address);
+    else problem(text.startsWith("{") ? JSON.parse(text).error : text);
+  } catch (error) {
+    problem("This could not be sent: it may be too large.");
+  } finally {
+    sending = false;
+  }
 }
 
 function drawable(canvas) {
   const pen = canvas.getContext("2d");
   const clear = () => { pen.fillStyle = "#fff"; pen.fillRect(0, 0, canvas.width, canvas.height); };
   const at = event => { const box = canvas.getBoundingClientRect(); return [(event.clientX - box.left) * canvas.width / box.width, (event.clientY - box.top) * canvas.height / box.height]; };
-  let last = null;
+  let last = null, drawn = false;
   clear();
   pen.lineCap = "round"; pen.lineWidth = canvas.width / 11; pen.strokeStyle = "#000";
   canvas.addEventListener("pointerdown", event => { last = at(event); canvas.setPointerCapture(event.pointerId); });
-  canvas.addEventListener("pointermove", event => { if (!last) return; const now = at(event); pen.beginPath(); pen.moveTo(...last); pen.lineTo(...now); pen.stroke(); last = now; });
+  canvas.addEventListener("pointermove", event => { if (!last) return; const now = at(event); pen.beginPath(); pen.moveTo(...last); pen.lineTo(...now); pen.stroke(); last = now; drawn = true; });
   canvas.addEventListener("pointerup", () => { last = null; });
-  document.querySelector("[data-clear]").addEventListener("click", clear);
-  document.querySelector("[data-ask-drawing]").addEventListener("click", () => canvas.toBlob(blob => bring("/own/picture?name=drawing", blob), "image/png"));
+  document.querySelector("[data-clear]").addEventListener("click", () => { clear(); drawn = false; });
+  document.querySelector("[data-ask-drawing]").addEventListener("click", () => drawn ? canvas.toBlob(blob => bring("/own/picture?name=drawing", blob), "image/png") : problem("Draw something first."));
 }
 
 document.addEventListener("change", event => {
   const field = event.target, form = field.form;
   if (field.matches("[data-upload]")) {
-    const file = field.files[0], invert = document.querySelector("[data-invert]").checked;
-    if (file) bring("/own/picture?name=" + encodeURIComponent(file.name.slice(0, 60)) + (invert ? "&invert=1" : ""), file);
+    const file = field.files[0], invert = document.querySelector("[data-invert]").value;
+    if (file) bring("/own/picture?name=" + encodeURIComponent(file.name.slice(0, 60)) + (invert ? "&invert=" + invert : ""), file);
   } else if (form && form.matches("[data-go]")) {
-    show(form.getAttribute("action") + "/" + form.elements.row.value + location.search);
+    if (form.elements.row.value !== "") show(form.getAttribute("action") + "/" + form.elements.row.value + location.search);
   } else if (form && form.matches("[data-live]")) {
     if (field.dataset.clears) for (const other of form.querySelectorAll("[name=" + field.dataset.clears + "]")) { other.checked = false; if (other.tagName === "SELECT") other.value = ""; }
     show(addressOf(form));
@@ -107,13 +117,14 @@ document.addEventListener("change", event => {
 
 document.addEventListener("input", event => {
   const shown = event.target.matches("input[type=range]") && event.target.parentElement.querySelector("output");
-  if (shown) shown.textContent = event.target.value;
+  if (shown) { shown.textContent = event.target.value; main().dataset.stale = ""; }
 });
 
 document.addEventListener("submit", event => {
   const form = event.target;
   if (!form.matches("[data-live], [data-go]")) return;
   event.preventDefault();
+  if (form.matches("[data-go]") && form.elements.row.value === "") return;
   show(form.matches("[data-go]") ? form.getAttribute("action") + "/" + form.elements.row.value + location.search : addressOf(form));
 });
 

@@ -1,14 +1,17 @@
 """Who may come in, and what a page may do: hosts, a token, headers, and the size of what is sent."""
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http.cookies import SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 COOKIE = "dualform"
 MOST_BYTES = 8_000_000
 """What somebody may send at most."""
+
+LONGEST = 30.0
+"""Seconds that a part of it may take to come."""
 
 HEADERS = {
     "content-security-policy": (
@@ -50,6 +53,8 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if "*" not in self.hosts and _host(headers.get("host", "")) not in self.hosts:
             return await _refuse(send, 421, "This host name is not one of the explorer's.")
+        if _from_elsewhere(scope, headers):
+            return await _refuse(send, 403, "Another site may not ask the explorer. Open its address yourself.")
         if self.token is not None and not await self._known(scope, headers, send):
             return None
         if scope["method"] not in ("GET", "HEAD"):
@@ -64,18 +69,29 @@ class Guard:
         """Whether a visitor knows the token; from the address it moves into a cookie."""
         assert self.token is not None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if any(_same(given, self.token) for given in (cookie.value if cookie else "", bearer)):
+        if any(_same(given, self.token) for given in (*_cookies(headers.get("cookie", "")), bearer)):
             return True
         if any(name == "token" and _same(value, self.token) for name, value in query):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            address = scope["path"] + (f"?{rest}" if rest else "")
+            address = "/" + quote(scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
             cookie_text = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             await _answer(send, 303, b"", {"location": address, "set-cookie": cookie_text})
             return False
         await _refuse(send, 401, "Open the address with the token that the explorer printed when it was started.")
         return False
+
+
+def _from_elsewhere(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends a request for another site's page; to come in through a link is allowed."""
+    entering = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not entering
+
+
+def _cookies(text: str) -> list[str]:
+    """The values of our cookie, whatever other applications left beside it."""
+    pairs = (part.strip().partition("=") for part in text.split(";"))
+    return [value.strip('"') for name, _, value in pairs if name == COOKIE]
 
 
 def _host(text: str) -> str:
@@ -90,15 +106,16 @@ def _same(given: str, token: str) -> bool:
 
 def _limited(receive: Receive) -> Receive:
     """What is sent, cut off where it is too much."""
-    seen = 0
+    seen, whole = 0, False
 
     async def limited() -> MutableMapping[str, Any]:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > MOST_BYTES:
+        nonlocal seen, whole
+        try:
+            message = await asyncio.wait_for(receive(), None if whole else LONGEST)
+        except TimeoutError:
             return {"type": "http.disconnect"}
-        return message
+        seen, whole = seen + len(message.get("body", b"")), not message.get("more_body", False)
+        return {"type": "http.disconnect"} if seen > MOST_BYTES else message
 
     return limited
 

@@ -39,10 +39,17 @@ def make_server(explorer: Explorer, host: str, port: int, token: str | None) -> 
     uvicorn = require("uvicorn", "web")
     local = is_loopback(host)
     token = token or (None if local else secrets.token_urlsafe(24))
-    hosts = (*LOOPBACK, host) if host not in ("0.0.0.0", "::") else ("*",)
+    hosts = (*LOOPBACK, host, f"[{host}]") if host not in ("0.0.0.0", "::") else ("*",)
     listener = listen(host, port)
     config = uvicorn.Config(
-        make_app(explorer, hosts, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
+        make_app(explorer, hosts, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=100,
+        timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
     server.dualform_socket = listener

@@ -1,7 +1,8 @@
 """The pages and their addresses. Every page is there as ``.json`` too."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
@@ -12,9 +13,10 @@ from dualform.errors import DualformError, QueryError, require
 from dualform.types import Order, Score
 
 from ..examples import read_picture
+from ..outputs import need_logits
 from ..views.attention import Looking, attention, attention_layers
 from ..views.explorer import SETS, Explorer, Place
-from ..views.prediction import ORDERS, Question, predict
+from ..views.prediction import ORDERS, Each, Question, predict
 from ..views.render import as_plain, render, style
 from ..views.run import run, seen
 from ..views.training import Choice, Which, suspects_csv, training_set
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HERE = Path(__file__).parent
+PLACE = "dualform-place"
+MANY_ROWS, MOST_TEXT = 5000, 200_000
+"""Examples among which the next mistake is looked for, and bytes of a text that somebody types."""
+
 log = logging.getLogger("dualform")
 
 
@@ -35,6 +41,7 @@ class Pages:
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
+        self._turn = asyncio.Semaphore(1)
         self.responses: Any = require("starlette.responses", "web")
 
     # ------------------------------------------------------------------------------------------- views
@@ -49,8 +56,10 @@ class Pages:
         place, fields = self._place(request), Fields(request)
         question = Question(
             layer=fields.text("layer"), score=fields.one_of("score", get_args(Score)),
-            order=fields.one_of("order", get_args(Order)) or "largest", target=fields.number("target"),
-            k=fields.number("k") or 12, step=fields.number("step"), by=fields.text("by"),
+            order=fields.one_of("order", get_args(Order)) or "largest",
+            target=None if fields.text("target") == "rather" else fields.number("target"),
+            rather=fields.text("target") == "rather", k=fields.number("k", 12), step=fields.number("step"),
+            by=fields.text("by"), each=fields.one_of("each", get_args(Each)),
         )  # fmt: skip
         view = predict(self.explorer, place, question)
         return self._page(request, "prediction.html", "Prediction", view, orders=ORDERS)
@@ -93,28 +102,51 @@ class Pages:
         """What is known of the recording."""
         return self._page(request, "run.html", "Run", run(self.explorer))
 
+    def wrong(self, request: "Request") -> "Response":
+        """To the next example that the network gets wrong."""
+        place = self._place(request)
+        found = next_mistake(self.explorer, place)
+        if found is None:
+            raise QueryError(f"the network gets none of the next {MANY_ROWS:,} examples after {place.row} wrong.")
+        return self.responses.RedirectResponse(f"/prediction/{found.set}/{found.row}", 303)
+
     def example(self, request: "Request") -> "Response":
         """One training example."""
         text = request.path_params["index"].removesuffix(".json")
-        if not text.isdigit():
-            raise QueryError(f"there is no training example {text!r}: they have numbers.")
+        if not whole(text) or text.startswith("-"):
+            raise QueryError(f"there is no training example {text[:20]!r}: they have numbers.")
         return self._page(request, "example.html", "Training set", seen(self.explorer, int(text)))
 
     # ------------------------------------------------------------------------------------------- what is sent
 
     async def picture(self, request: "Request") -> "Response":
         """Take a picture that somebody brought: its bytes are the body of the request."""
-        like, body = self.explorer.test or self.explorer.train, await _body(request)
-        if like is None or like.kind != "image":
-            raise QueryError("this network takes no pictures.")
-        fields = Fields(request)
-        pixels = read_picture(body, like.grid, like.channels, True if fields.text("invert") else None)
-        name = (fields.text("name") or "picture")[:60]
-        return self._brought(self.explorer.bring(name, like.from_pixels(pixels)))
+        body = await request.body()
+        return await self._in_turn(lambda: self._take_picture(body, Fields(request)))
 
     async def text(self, request: "Request") -> "Response":
         """Take a text, or numbers, that somebody typed."""
-        like, body = self.explorer.test or self.explorer.train, await _body(request)
+        body = await request.body()
+        return await self._in_turn(lambda: self._take_text(body))
+
+    async def _in_turn(self, work: Callable[[], "Response"]) -> "Response":
+        """Look at what was sent beside the other pages, one thing at a time."""
+        async with self._turn:
+            return await require("starlette.concurrency", "web").run_in_threadpool(work)
+
+    def _take_picture(self, body: bytes, fields: "Fields") -> "Response":
+        like = self.explorer.test or self.explorer.train
+        if like is None or like.kind != "image":
+            raise QueryError("this network takes no pictures.")
+        invert = {"yes": True, "no": False}.get(fields.text("invert") or "")
+        pixels = read_picture(body, like.grid, like.channels, invert)
+        name = (fields.text("name") or "picture")[:60]
+        return self._brought(self.explorer.bring(name, like.from_pixels(pixels)))
+
+    def _take_text(self, body: bytes) -> "Response":
+        like = self.explorer.test or self.explorer.train
+        if len(body) > MOST_TEXT:
+            raise QueryError(f"at most {MOST_TEXT:,} bytes of text are taken.")
         if like is None or like.kind == "image":
             raise QueryError("this network takes pictures, not text.")
         text = body.decode("utf-8", errors="replace").strip()
@@ -122,7 +154,10 @@ class Pages:
             ids = like.vocabulary.encode(text) if like.vocabulary is not None else _numbers(text, int)
             if not ids:
                 raise QueryError("write something first.")
+            if known := [number for number in ids if not 0 <= number < 2**31]:
+                raise QueryError(f"{known[0]} is no token.")
             x = torch.tensor(_fitted(ids, like.shape, like.is_stream))
+            self._try(x)
         else:
             values = _numbers(text, float)
             size = int(torch.Size(like.shape).numel())
@@ -130,6 +165,13 @@ class Pages:
                 raise QueryError(f"the network takes {size} numbers, not {len(values)}.")
             x = torch.tensor(values).reshape(like.shape)
         return self._brought(self.explorer.bring(text[:40], x))
+
+    def _try(self, x: torch.Tensor) -> None:
+        """See that the network can take an input before it is kept."""
+        try:
+            self.explorer.spot(self.explorer.memory, x.unsqueeze(0))
+        except (IndexError, RuntimeError) as error:
+            raise QueryError(f"the network cannot take this: {str(error).splitlines()[0]}") from error
 
     def start(self, request: "Request") -> "Response":
         """Begin something that takes a while."""
@@ -153,11 +195,11 @@ class Pages:
         back = f"{place.set}/{place.row}" if place is not None else self._back(request)
         base = path.rsplit("/", 1)[0]
         like = self.explorer.test or self.explorer.train
-        keep = [(name, value) for name, value in request.query_params.multi_items() if name != "target"]
+        keep = request.query_params.multi_items()
 
         def here(name: str, row: int) -> str:
             root = "/" + path.split("/")[1]
-            return f"{root}/{name}/{row}" + (f"?{urlencode(keep)}" if keep and root == "/prediction" else "")
+            return f"{root}/{name}/{row}" + (f"?{urlencode(keep)}" if keep else "")
 
         def address_with(**fields: Any) -> str:
             every = {**dict(request.query_params), **{name: str(value) for name, value in fields.items()}}
@@ -174,7 +216,7 @@ class Pages:
         }  # fmt: skip
         response = self.responses.HTMLResponse(render(template, **values, **more))
         if back:
-            response.set_cookie("place", back, samesite="strict", httponly=True)
+            response.set_cookie(PLACE, back, samesite="strict", httponly=True)
         return response
 
     def _tabs(self, back: str) -> list[tuple[str, str]]:
@@ -189,7 +231,7 @@ class Pages:
         """Something that cannot be done, in a sentence."""
         known = isinstance(error, DualformError)
         if not known:
-            log.error("%s failed", request.url.path, exc_info=error)
+            log.error("%r failed", request.url.path, exc_info=error)
         message = str(error) if known else "This should not have happened. The terminal of the explorer says more."
         if request.url.path.endswith(".json") or request.method == "POST":
             return self.responses.JSONResponse({"error": message}, 400 if known else 500)
@@ -197,6 +239,7 @@ class Pages:
             "explorer": self.explorer,
             "tab": "",
             "tabs": self._tabs(self._back(request)),
+            "back": self._back(request),
             "address": "",
             "json_address": "",
         }
@@ -211,6 +254,7 @@ class Pages:
             "explorer": self.explorer,
             "tab": "",
             "tabs": self._tabs(self._back(request)),
+            "back": self._back(request),
             "address": "",
             "json_address": "",
         }
@@ -219,8 +263,8 @@ class Pages:
 
     def _back(self, request: "Request") -> str:
         """The example that was looked at last, or the first one."""
-        name, _, row = request.cookies.get("place", "").partition("/")
-        if name in SETS and row.isdigit() and len(row) <= 12 and int(row) < self.explorer.count(name):
+        name, _, row = request.cookies.get(PLACE, "").partition("/")
+        if name in SETS and whole(row) and 0 <= int(row) < self.explorer.count(name):
             return f"{name}/{row}"
         first = next((name for name in SETS if self.explorer.count(name)), None)
         return f"{first}/0" if first else ""
@@ -228,8 +272,8 @@ class Pages:
     def _place(self, request: "Request") -> Place:
         row = request.path_params["row"].removesuffix(".json")
         name = request.path_params["set"]
-        if name not in SETS or not row.isdigit() or len(row) > 12:
-            raise QueryError(f"there is no example {name}/{row}.")
+        if name not in SETS or not whole(row) or row.startswith("-"):
+            raise QueryError(f"there is no example {name[:20]}/{row[:20]}.")
         place = Place(name, int(row))
         self.explorer.need(place)
         return place
@@ -237,7 +281,7 @@ class Pages:
     def _choice(self, request: "Request") -> Choice:
         fields = Fields(request)
         which = fields.one_of("which", get_args(Which)) or "all"
-        return Choice(fields.text("layer"), which, fields.number("rows") or 200)
+        return Choice(fields.text("layer"), which, fields.number("rows", 200))
 
     def _brought(self, place: Place) -> "Response":
         return self.responses.JSONResponse({"address": f"/prediction/{place.set}/{place.row}"})
@@ -262,16 +306,16 @@ class Fields:
         """All values of a field."""
         return [value for value in self._given.getlist(name) if value != ""]
 
-    def number(self, name: str) -> int | None:
-        """A whole number; None where there is none."""
-        return next(iter(self.numbers(name)), None)
+    def number(self, name: str, otherwise: Any = None) -> Any:
+        """A whole number, or something else where there is none."""
+        return next(iter(self.numbers(name)), otherwise)
 
     def numbers(self, name: str) -> list[int]:
         """All values of a field, which must be whole numbers."""
         found = self.all(name)
         for value in found:
-            if not value.removeprefix("-").isdigit() or len(value) > 15:
-                raise QueryError(f"{name}={value!r} is no whole number.")
+            if not whole(value):
+                raise QueryError(f"{name}={value[:20]!r} is no whole number.")
         return [int(value) for value in found]
 
     def one_of(self, name: str, known: Sequence[str]) -> Any:
@@ -288,13 +332,17 @@ def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | N
     responses, exceptions = require("starlette.responses", "web"), require("starlette.exceptions", "web")
     pages, route = Pages(explorer), routing.Route
 
-    def static(text: str, kind: str) -> Callable[["Request"], "Response"]:
-        return lambda request: responses.Response(text, media_type=kind)
+    def static(text: str, kind: str) -> Callable[["Request"], Awaitable["Response"]]:
+        async def answer(request: "Request") -> "Response":
+            return responses.Response(text, media_type=kind)
+
+        return answer
 
     both = ("", ".json")
     routes = [
         route("/", pages.home),
         route("/prediction/{set}/{row}", pages.prediction),
+        route("/wrong/{set}/{row}", pages.wrong),
         route("/what-if/{set}/{row}", pages.what_if),
         *(route(f"/training{end}", pages.training) for end in both),
         route("/training/suspects.csv", pages.suspects),
@@ -323,8 +371,24 @@ def warm_up(explorer: Explorer) -> None:
             explorer.desk.start(book.name)
 
 
-async def _body(request: "Request") -> bytes:
-    return await request.body()
+def next_mistake(explorer: Explorer, place: Place) -> Place | None:
+    """The next example after a place that the network gets wrong."""
+    examples = explorer.examples(place.set)
+    if examples is None or examples.labels is None:
+        raise QueryError(f"the examples of '{place.set}' have no labels, so it is not known which answers are wrong.")
+    rows = range(place.row + examples.stride, len(examples), examples.stride)[:MANY_ROWS]
+    for begin in range(0, len(rows), 100):
+        some = rows[begin : begin + 100]
+        said = need_logits(explorer.spot(explorer.memory, explorer.inputs(place.set, some)).prediction).argmax(1)
+        for row, answer in zip(some, said.tolist(), strict=True):
+            if examples.label(row) not in (None, answer):
+                return Place(place.set, row)
+    return None
+
+
+def whole(text: str) -> bool:
+    """Whether a text is a whole number of a sensible length."""
+    return text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 12
 
 
 def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
