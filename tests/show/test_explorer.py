@@ -251,6 +251,18 @@ def test_suspects_find_wrong_labels(tmp_path):
     assert np.isin(found[:50], wrong.numpy()).mean() > 0.8
 
 
+def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run):
+    path, data = adam_run
+    examples = Examples(data.x, data.labels)
+    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, desk=Desk(1e9))
+    for layer in explorer.layers:
+        for by in ("label", "index"):
+            view = asked(explorer, Question(layer, by=by), Place("test", 3))
+            assert view.question.each == "visit" and view.examples and view.residual is not None
+            assert abs(view.residual) < 1e-3 * max(1.0, abs(view.totals[-1].value))
+    assert what_if(explorer, Place("test", 3), Masks(groups=("1",))).without is not None
+
+
 # ---------------------------------------------------------------- text, attention, the run
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dualform.attend import Queries, Split, View, Watch, fit, initial_part, key_sums, split, summed_weights
+from dualform.errors import QueryError
 from dualform.memory import Store, matrix_of
 from dualform.types import LayerInfo
 
@@ -138,6 +140,11 @@ def initial_weight(store: Store, view: View, name: str, column: str, groups: Gro
     """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
     if store.parameters[name].by_slots and not store.shaped(name):
         return initial_part(store, name, view.horizon)
+    if _split_key(name, column, groups, view) not in store.kept and store.shaped(name):
+        column, groups = (
+            "",
+            GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64)),
+        )  # it is the same for all groups
     return kept_split(store, view, [name], column, groups)[name].initial
 
 
@@ -149,11 +156,21 @@ def bias_parts(store: Store, view: View, bias: str, column: str, groups: GroupOf
     return kept_split(store, view, [bias], column, groups)[bias]
 
 
+def _split_key(name: str, column: str, groups: GroupOf, view: View) -> tuple:
+    return "split", name, column, groups.names, view.key
+
+
 def kept_split(
     store: Store, view: View, names: Sequence[str], column: str, groups: GroupOf, watch: Watch | None = None
 ) -> dict[str, Split]:
     """Parameters split by the groups of a column. Kept for the next question."""
-    keys = {name: ("split", name, column, groups.names, view.key) for name in names}
+    keys = {name: _split_key(name, column, groups, view) for name in names}
+    size = 8 * len(groups.names) * sum(store.parameters[name].size for name in names)
+    if size > LARGEST:
+        raise QueryError(
+            f"{len(groups.names):,} groups of '{column}' are too many for the parts of {list(names)[:3]} "
+            f"({size / 2**30:.1f} GiB). Choose a coarser column."
+        )
     missing = [name for name, key in keys.items() if key not in store.kept]
     found = split(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
     again = partial(split, store, view, group_of=groups, groups=len(groups.names), watch=watch)

@@ -268,10 +268,14 @@ class Explorer:
         """Seconds to ask a layer: a pass over its slots, or under a preconditioned rule a sweep."""
         info, store = self.info(layer), self.memory.store
         slots = store.slots(info.name)
-        if score == "contribution" and any(store.shaped(name) for name in info.weights):
+        if score == "contribution" and self.is_swept(layer):
             return SWEEP * self._work(info) / self.speed + slots * queries * 2e-6
         numbers = info.key_size + (info.d_out if score == "contribution" else 0)
         return slots * numbers * (READ + 2 * queries / self.speed)
+
+    def is_swept(self, layer: str) -> bool:
+        """Whether a preconditioned rule explains a layer."""
+        return any(self.memory.store.shaped(name) for name in self.info(layer).weights)
 
     def _work(self, info: LayerInfo) -> float:
         """Operations to add up the slots of a layer."""

@@ -27,6 +27,9 @@ TOTAL = (
     "same number, so layers do not add up."
 )
 
+SWEPT = 2000
+"""Examples whose sums are found in a sweep through a preconditioned rule."""
+
 SCORES: tuple[Score, ...] = ("contribution", "abs", "weight")
 ORDERS: dict[Order, str] = {"largest": "add most", "smallest": "take most away", "magnitude": "matter most"}
 
@@ -200,6 +203,8 @@ def _eachs(explorer: Explorer, layer: str) -> list[Each]:
     """What tiles can be: where an example sends one row through a layer it is shown whole first."""
     if explorer.index not in explorer.memory.store.visits.column_names:
         return ["visit"]
+    if explorer.is_swept(layer):  # sums over many examples would need as many copies of the optimiser's state
+        return ["visit", "example"] if len(explorer.groups(explorer.index)) <= SWEPT else ["visit"]
     return ["example", "visit"] if explorer.positions(layer) == 1 else ["visit", "example"]
 
 

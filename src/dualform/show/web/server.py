@@ -364,8 +364,9 @@ def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | N
 def warm_up(explorer: Explorer) -> None:
     """Ask once, so that the first visitor need not wait, and begin the ledgers that masks go through."""
     first = next((name for name in ("test", "train") if explorer.count(name)), None)
-    if first is not None:
-        predict(explorer, Place(first, 0), Question())
+    for layer in reversed(explorer.layers):
+        if first is not None and not explorer.is_swept(layer):
+            predict(explorer, Place(first, 0), Question(layer))
     for book in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
         if isinstance(book, Pending):
             explorer.desk.start(book.name)
