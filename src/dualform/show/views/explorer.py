@@ -262,14 +262,14 @@ class Explorer:
     @property
     def rebuilding(self) -> float:
         """Seconds to rebuild all weights from their slots."""
-        return sum(self._work(layer) for layer in self.memory.store.manifest.layers) / self.speed
+        return REBUILD * sum(self._work(layer) for layer in self.memory.store.manifest.layers) / self.speed
 
     def scanning(self, layer: str, score: str, queries: int = 1) -> float:
         """Seconds to ask a layer: a pass over its slots, or under a preconditioned rule a sweep."""
         info, store = self.info(layer), self.memory.store
         slots = store.slots(info.name)
         if score == "contribution" and self.is_swept(layer):
-            return SWEEP * self._work(info) / self.speed + slots * queries * 2e-6
+            return SWEEP * self._work(info) / self.speed + A_STEP * self.memory.step + slots * queries * 2e-6
         numbers = info.key_size + (info.d_out if score == "contribution" else 0)
         return slots * numbers * (READ + 2 * queries / self.speed)
 
@@ -302,5 +302,6 @@ SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 READ = 0.6e-9
 """Seconds that a number of a slot takes to be read."""
 
-SWEEP = 6.0
-"""How many times as much a sweep through a preconditioned rule is as adding up its slots."""
+REBUILD, SWEEP, A_STEP = 1.6, 20.0, 6e-3
+"""What adding up slots takes beside their bare products, what a sweep through a preconditioned rule takes beside them,
+and the seconds of each step of it."""
