@@ -27,14 +27,13 @@ def picture(pixels: UInt8[Tensor, "height width *channels"], columns: int = WIDT
     small = torch.nn.functional.interpolate(image.movedim(-1, 0)[None].float(), (rows, columns), mode="area")
     shades = small[0].movedim(0, -1).round().int().tolist()
     text = Text()
-    for top, bottom in zip(shades[::2], shades[1::2], strict=True):
+    for i, (top, bottom) in enumerate(zip(shades[::2], shades[1::2], strict=True)):
+        text.append("\n" if i else "")
         for upper, lower in zip(top, bottom, strict=True):
             if not coloured:
                 text.append(SHADES[(len(SHADES) - 1) * sum(upper + lower) // (6 * 255)])
                 continue
             text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
-        text.append("\n")
-    text.rstrip()
     return text
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from dualform.errors import QueryError
 from dualform.explain import Memory
 
-from ..examples import Shown
-from .explorer import Explorer, Place
+from .explorer import AtPlace, Explorer, Place
 from .prediction import Prediction, Question, predict
 from .work import Pending
 
@@ -30,13 +29,9 @@ class Looking:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(AtPlace):
     """All that the page shows. ``weights`` is (token, key) of the chosen head; each line sums to 1."""
 
-    place: Place
-    count: int
-    stride: int
-    shown: Shown
     layers: list[str]
     looking: Looking
     heads: int
@@ -78,12 +73,8 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
     if recalled_of is not None and recalled_of not in inside:
         raise QueryError(f"'{recalled_of}' is not recorded inside '{layer}': there are {inside}.")
     tokens = list(shown.tokens) if len(shown.tokens) == m else [str(i) for i in range(m)]
-    found = explorer.examples(place.set)
     return Attention(
-        place=place,
-        count=explorer.count(place.set),
-        stride=found.stride if found is not None else 1,
-        shown=shown,
+        **explorer.about(place),
         layers=list(known),
         looking=Looking(layer, head, token % n, recalled_of),
         heads=count,

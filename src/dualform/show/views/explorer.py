@@ -35,6 +35,18 @@ class Place:
 
 
 @dataclass(frozen=True)
+class AtPlace:
+    """What all pages about one example show of it: how many there are in its set, and what it is."""
+
+    place: Place
+    count: int
+    stride: int
+    shown: Shown
+    label: int | None
+    label_name: str | None
+
+
+@dataclass(frozen=True)
 class Class:
     """One class that the network can say."""
 
@@ -192,6 +204,14 @@ class Explorer:
         """The true class, if it is known."""
         found = self.examples(place.set)
         return None if found is None else found.label(place.row)
+
+    def about(self, place: Place) -> dict[str, Any]:
+        """What pages about an example begin with: the fields of ``AtPlace``."""
+        label, found = self.label(place), self.examples(place.set)
+        return {
+            "place": place, "count": self.count(place.set), "stride": 1 if found is None else found.stride,
+            "shown": self.shown(place), "label": label, "label_name": None if label is None else self.class_name(label),
+        }  # fmt: skip
 
     def bring(self, name: str, x: Tensor) -> Place:
         """Take an input that somebody brought."""

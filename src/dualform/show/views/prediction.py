@@ -14,7 +14,7 @@ from dualform.types import Order, Score
 from ..examples import Shown
 from ..outputs import need_logits
 from ..words import FIRST_ORDER, ends, parts, unit
-from .explorer import MANY, Class, Explorer, Place
+from .explorer import MANY, AtPlace, Class, Explorer, Place
 from .work import Pending, Tell
 
 CURVE, STRETCHES, SAID, ENDS = 300, 40, 10, 12
@@ -99,15 +99,9 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(AtPlace):
     """All that the page shows."""
 
-    place: Place
-    count: int
-    stride: int
-    shown: Shown
-    label: int | None
-    label_name: str | None
     says: list[Class]
     layers: list[str]
     columns: list[str]
@@ -151,14 +145,8 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
         answer, pending = _answer(explorer, spot, place, asked, (own, other) if other is not None else asked.target)
         examples = None if answer is None else _examples(explorer, answer, asked)
     totals, residual = _totals(explorer, answer.groups[asked.by], asked) if answer else ([], None)
-    found = explorer.examples(place.set)
     return Prediction(
-        place=place,
-        count=explorer.count(place.set),
-        stride=found.stride if found is not None else 1,
-        shown=explorer.shown(place),
-        label=label,
-        label_name=None if label is None else explorer.class_name(label),
+        **explorer.about(place),
         says=explorer.says(logits, SAID, [own, *([] if label is None else [label])]),
         layers=list(explorer.layers),
         columns=explorer.columns,

@@ -14,7 +14,7 @@ from dualform.explain.filters import matching
 from ..examples import Shown
 from ..outputs import need_logits
 from ..words import MASKED
-from .explorer import MANY, Class, Explorer, Place
+from .explorer import MANY, AtPlace, Class, Explorer, Place
 from .prediction import name_of
 from .work import Pending, Tell
 
@@ -78,15 +78,9 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(AtPlace):
     """All that the page shows. ``without`` are the same classes as ``says``; None while nothing is masked."""
 
-    place: Place
-    count: int
-    stride: int
-    shown: Shown
-    label: int | None
-    label_name: str | None
     says: list[Class]
     without: list[Class] | None
     changed: bool
@@ -130,14 +124,8 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     likely = [] if without is None else without.topk(min(3, len(without))).indices.tolist()
     says = explorer.says(logits, SAID, [*likely, *([] if label is None else [label])])
     beside = None if without is None else {each.number: each for each in explorer.says(without)}
-    found = explorer.examples(place.set)
     return WhatIf(
-        place=place,
-        count=explorer.count(place.set),
-        stride=found.stride if found is not None else 1,
-        shown=explorer.shown(place),
-        label=label,
-        label_name=None if label is None else explorer.class_name(label),
+        **explorer.about(place),
         says=says,
         without=None if beside is None else [beside[each.number] for each in says],
         changed=without is not None and int(without.argmax()) != int(logits.argmax()),

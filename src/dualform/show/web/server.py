@@ -235,31 +235,20 @@ class Pages:
         message = str(error) if known else "This should not have happened. The terminal of the explorer says more."
         if request.url.path.endswith(".json") or request.method == "POST":
             return self.responses.JSONResponse({"error": message}, 400 if known else 500)
-        values = {
-            "explorer": self.explorer,
-            "tab": "",
-            "tabs": self._tabs(self._back(request)),
-            "back": self._back(request),
-            "address": "",
-            "json_address": "",
-        }
-        heading = "This cannot be asked" if known else "Something broke"
-        return self.responses.HTMLResponse(
-            render("error.html", heading=heading, message=message, **values), 400 if known else 500
+        return self._sorry(
+            request, "This cannot be asked" if known else "Something broke", message, 400 if known else 500
         )
 
     def missing(self, request: "Request", error: Exception) -> "Response":
         """No such page."""
-        values = {
-            "explorer": self.explorer,
-            "tab": "",
-            "tabs": self._tabs(self._back(request)),
-            "back": self._back(request),
-            "address": "",
-            "json_address": "",
-        }
-        page = render("error.html", heading="Nothing here", message="There is no page at this address.", **values)
-        return self.responses.HTMLResponse(page, getattr(error, "status_code", 404))
+        status = getattr(error, "status_code", 404)
+        return self._sorry(request, "Nothing here", "There is no page at this address.", status)
+
+    def _sorry(self, request: "Request", heading: str, message: str, status: int) -> "Response":
+        back = self._back(request)
+        values = {"explorer": self.explorer, "tab": "", "tabs": self._tabs(back), "back": back, "address": ""}
+        page = render("error.html", heading=heading, message=message, json_address="", **values)
+        return self.responses.HTMLResponse(page, status)
 
     def _back(self, request: "Request") -> str:
         """The example that was looked at last, or the first one."""
