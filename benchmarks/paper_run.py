@@ -1,6 +1,5 @@
 """The run that the benchmarks share: MNIST, MLP 784-800-800-10, the settings of Irie, Csordás, Schmidhuber (2022)."""
 
-import platform
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +9,9 @@ from torch import nn
 import dualform
 from dualform.data import mnist
 from dualform.models import MLP
+from dualform.show.machine import machine
 
+__all__ = ["BATCH", "STEPS", "images", "machine", "save", "train"]
 STEPS, BATCH = 3000, 128
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -40,14 +41,6 @@ def train(x, y, path=None, steps=STEPS, seed=0, dtype="float16"):
                 optimizer.zero_grad()
                 done += 1
     return model
-
-
-def machine():
-    """The machine in one line."""
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return f"{len(names)} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def save(name, text):

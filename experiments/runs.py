@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 
 from dualform.errors import QueryError
+from dualform.show.machine import processors
 
 PACKAGES = ("dualform", "torch", "numpy", "pyarrow", "safetensors")
 console = Console(stderr=True, highlight=False)
@@ -101,7 +102,7 @@ def begin(folder: Path, experiment: str, settings: Any) -> Run:
             "experiment": experiment,
             "settings": asked,
             "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-            "machine": machine(),
+            "machine": f"{processors()}, {torch.get_num_threads()} torch threads",
         }
         write_json(file, about)
     return Run(folder, experiment, settings)
@@ -112,17 +113,3 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
     partial = file.with_name(f"{file.name}.partial")
     partial.write_text(json.dumps(value, indent=1) + "\n")
     partial.replace(file)
-
-
-def machine() -> str:
-    """The machine in one line."""
-    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
-    cores = f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
-    return f"{cores}, {torch.get_num_threads()} torch threads"
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
