@@ -202,7 +202,8 @@ def signed() -> str:
     text = (
         "*abs* is the paper's score; *a visit* divides by how often a class came. *weight* is Σα: a classifier by the sum of "
         "the inputs of each class, which behind a ReLU (layers 1 and 2) is the same as Σ|α|. *untrained network* is that "
-        "classifier before the first step: what similarity of the inputs alone tells. *contribution to the answer* is what "
+        "classifier before the first step: what similarity of the inputs alone tells. Layer 0 sees the pixels themselves, so its "
+        "votes by *weight* are the control by raw pixels. *contribution to the answer* is what "
         "the visits of each class add to the logit that the network chose, first order through the layers above: exact in "
         "layer 2."
     )
