@@ -367,3 +367,24 @@ def test_own_inputs_are_asked_about_like_others(digits_explorer):
     mine, theirs = asked(digits_explorer, Question(), place), asked(digits_explorer, Question())
     assert mine.says == theirs.says and mine.label is None
     assert mine.examples == theirs.examples
+
+
+def test_a_convolution_marks_the_place_in_the_picture(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 7, stride=7), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
+    images = torch.rand(12, 1, 28, 28)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, tmp_path / "memory", dtype="float32", progress=False) as tape:
+        for step in range(6):
+            index = torch.arange(4 * step, 4 * step + 4) % 12
+            tape.note(index=index, label=index % 4)
+            nn.functional.cross_entropy(model(images[index]), index % 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    examples = Examples(images, torch.arange(12) % 4)
+    explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
+    view = asked(explorer, Question("0"), Place("test", 1))
+    assert view.question.each == "visit" and view.examples and view.residual is not None and abs(view.residual) < 1e-4
+    for each in view.examples:
+        assert each.shown is not None
+        assert each.shown.patch == (each.position % 4 / 4, each.position // 4 / 4, 0.25, 0.25)
