@@ -24,6 +24,7 @@
     │   ├── QueryError              inputs, targets or options that do not fit
     │   ├── ModelMismatch           a model that is not the one recorded
     │   └── HorizonError            a step that is not in the memory
+    ├── SizeError                   sizes of a layer that do not fit together
     ├── DataNotFound                a data set is not on this machine
     └── MissingExtra                an optional package is not installed
 
@@ -125,6 +126,10 @@ class ModelMismatch(AskError):
 
 class HorizonError(AskError):
     """The memory cannot be read at that step."""
+
+
+class SizeError(DualformError):
+    """Sizes of a layer that do not fit together."""
 
 
 class DataNotFound(DualformError):

@@ -1,0 +1,284 @@
+"""Attention as a support vector expansion: golden values of the specification, and the laws of each member."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dualform.attention import ATTENTIONS, BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, build
+from dualform.attention.batchnorm import key_statistics, normalised_query, prefix_statistics
+from dualform.attention.core import attend, attention_weights
+from dualform.attention.linear import feature_map, linear_attention
+from dualform.attention.scaled import Pool, pool_tokens
+from dualform.errors import QueryError, SizeError
+
+Q = torch.tensor([[1, 0], [0, 2], [-1, 1]], dtype=torch.float64)[None, None]
+K = torch.tensor([[1, 2], [3, 0], [-1, 1]], dtype=torch.float64)[None, None]
+V = torch.tensor([[1], [2], [4]], dtype=torch.float64)[None, None]
+
+
+def bn(beta: float = 1.0, eps: float = 0.0, use_var: bool = True, causal: bool = False) -> Tensor:
+    found = prefix_statistics(K) if causal else key_statistics(K)
+    q = normalised_query(Q, found, beta=beta, eps=eps, use_var=use_var)
+    return attend(q, K, V, causal=causal)
+
+
+def sh(pool: Pool = "avg", normalise: bool = False) -> Tensor:
+    k, v = (pool_tokens(each[0], 2, None, pool)[0][None] for each in (K, V))
+    q = normalised_query(Q, key_statistics(k), eps=1e-5) if normalise else Q
+    return attend(q, k, v)
+
+
+GOLDEN = {
+    "softmax": (lambda: attend(Q, K, V), (1.90408302, 1.60546947, 2.98996160)),
+    "linear": (lambda: linear_attention(Q, K, V), (1.91841898, 2.07123143, 2.10701758)),
+    "BN": (lambda: bn(), (2.39054697, 2.10658664, 3.12800789)),
+    "BN, eps": (lambda: bn(eps=1e-5), (2.39054940, 2.10659584, 3.12800516)),
+    "BN, beta 0.5": (lambda: bn(beta=0.5), (2.26483915, 1.63864241, 2.65339250)),
+    "BN, centred": (lambda: bn(use_var=False), (2.42796157, 2.98996160, 3.82655341)),
+    "SH, avg": (lambda: sh(), (1.76760450, 2.75, 3.73239550)),
+    "SH, stride": (lambda: sh("stride"), (1.58671095, 1.58671095, 3.00928465)),
+    "BN+SH": (lambda: sh(normalise=True), (2.46071091, 3.03928909, 3.51107173)),
+    "causal softmax": (lambda: attend(Q, K, V, causal=True), (1, 1.05580722, 2.98996160)),
+    "causal BN": (lambda: bn(eps=1e-5, causal=True), (1, 1.01416663, 3.12800516)),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_values(name):
+    """B1: the table of spec §7.1."""
+    work, expected = GOLDEN[name]
+    torch.testing.assert_close(work().flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
+    torch.manual_seed(0)
+    return build(name, width, heads, **options).double()
+
+
+def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+# ---------------------------------------------------------------- the battery: all members of the table
+
+
+@pytest.fixture(params=list(ATTENTIONS))
+def name(request) -> str:
+    return request.param
+
+
+@given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 99))
+def test_self_and_cross_attention_keep_the_length_of_the_queries(n, m, seed):
+    for name in ATTENTIONS:
+        made, x, context = layer(name), random(2, n, 12, seed=seed), random(2, m, 12, seed=seed + 1)
+        assert made(x).shape == made(x, context).shape == (2, n, 12)
+        assert made.head_outputs(x, context).shape == (2, 4, n, 3)
+        close(made(x), made(x, x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_padded_does_not_count(name, causal):
+    """B8: changing padded inputs must not change valid outputs, and a shorter batch gives the same."""
+    made, x = layer(name), random(2, 11, 12)
+    padding = torch.zeros(2, 11, dtype=torch.bool)
+    padding[0, 7:], padding[1, 10:] = True, True
+    other = torch.where(padding.unsqueeze(-1), random(2, 11, 12, seed=9) * 5, x)
+    a, b = made(x, padding=padding, causal=causal), made(other, padding=padding, causal=causal)
+    close(a[~padding], b[~padding])
+    if name in ("softmax", "linear", "bn") or causal:  # scaled heads: a window that is cut short is a window of its own
+        close(a[:1, :7], made(x[:1, :7], causal=causal))
+
+
+def test_one_by_one_is_batched_and_the_order_of_a_batch_does_not_matter(name):
+    made, x = layer(name), random(4, 6, 12)
+    close(made(x), torch.cat([made(each) for each in x.split(1)]))
+    close(made(x[[2, 0, 3, 1]]), made(x)[[2, 0, 3, 1]])
+
+
+def test_the_future_does_not_leak(name):
+    """B9: changing token t must not alter what comes before it, and a prefix alone gives the same."""
+    made, x = layer(name), random(1, 9, 12)
+    whole = made(x, causal=True)
+    for t in range(9):
+        other = x.clone()
+        other[:, t:] = random(1, 9 - t, 12, seed=t + 5) * 3
+        close(made(other, causal=True)[:, :t], whole[:, :t])
+        close(made(x[:, : t + 1], causal=True)[:, -1], whole[:, t])
+    with pytest.raises(SizeError, match="9 queries and 5 keys"):
+        made(x, x[:, :5], causal=True)
+
+
+def test_gradients_are_right_and_reach_everything(name):
+    """B5."""
+    made, x = layer(name, 4, 2), random(1, 5, 4)
+    for causal in (False, True):
+        assert torch.autograd.gradcheck(lambda x, c=causal: made(x, causal=c), (x.requires_grad_(),))
+    made.zero_grad()
+    made(x).square().sum().backward()
+    for key, parameter in made.named_parameters():
+        if not key.startswith("key") or not key.endswith("bias"):  # a shift of all keys cancels in a softmax
+            assert parameter.grad is not None and bool(parameter.grad.any()), key
+
+
+def test_no_member_adds_a_parameter(name):
+    """B11."""
+    count = sum(p.numel() for p in layer(name).parameters())
+    assert count == sum(p.numel() for p in nn.MultiheadAttention(12, 4).parameters())
+
+
+def test_it_can_be_saved_and_loaded(name):
+    one, two, x = layer(name), build(name, 12, 4).double(), random(2, 5, 12)
+    two.load_state_dict(one.state_dict())
+    close(one(x), two(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_stays_finite(name, dtype):
+    """B12: constant keys, one token, keys far from zero."""
+    made = build(name, 8, 2).to(dtype)
+    for x in (torch.ones(1, 6, 8), torch.randn(1, 1, 8), torch.randn(1, 6, 8) + 1e3):
+        for causal in (False, True):
+            out = made(x.to(dtype).requires_grad_(), causal=causal)
+            out.sum().backward()
+            assert out.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
+
+
+def test_dropout_is_for_training(name):
+    made, x = layer(name, dropout=0.5), random(2, 6, 12)
+    assert not torch.equal(made(x), made(x))
+    made.eval()
+    close(made(x), made(x))
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for name in ATTENTIONS:
+        with pytest.raises(SizeError, match="width=10 must be a multiple of heads=4"):
+            build(name, 10, 4)
+    with pytest.raises(QueryError, match="no attention is called 'none'"):
+        build("none", 8, 2)
+    with pytest.raises(SizeError, match="scales"):
+        build("sh", 8, 2, scales=[1, 2, 3])
+
+
+# ---------------------------------------------------------------- single members
+
+
+def test_softmax_is_that_of_torch():
+    made, theirs, x = layer("softmax"), nn.MultiheadAttention(12, 4, batch_first=True).double(), random(2, 7, 12)
+    assert isinstance(made, SoftmaxAttention)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([made.query.weight, made.key.weight, made.value.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([made.query.bias, made.key.bias, made.value.bias]))
+        theirs.out_proj.load_state_dict(made.out.state_dict())
+    expected, weights = theirs(x, x, x, average_attn_weights=False)
+    close(made(x), expected)
+    close(made.weights(x), weights)
+
+
+def test_batch_normalisation_without_mean_and_variance_is_softmax():
+    """B2."""
+    one, two, x = layer("softmax"), layer("bn", beta=0.0, use_var=False), random(2, 7, 12)
+    two.load_state_dict(one.state_dict())
+    close(one(x), two(x))
+
+
+def test_four_forms_of_batch_normalisation_agree():
+    """B3: as defined, with the query changed, with a bias for each key, and on the fused kernel with that bias."""
+    q, k, v = random(2, 3, 5, 4), random(2, 3, 7, 4, seed=1), random(2, 3, 7, 4, seed=2)
+    for beta in (1.0, 0.3):
+        mean, variance = key_statistics(k)
+        inverse = (variance + 1e-5).rsqrt()
+        logits = ((q - beta * mean) * inverse) @ ((k - beta * mean) * inverse).mT / math.sqrt(4)
+        defined = logits.softmax(-1) @ v
+        changed = attend(normalised_query(q, (mean, variance), beta=beta), k, v)
+        bias = -beta * (mean * inverse**2) @ k.mT / math.sqrt(4)
+        biased = attention_weights(q * inverse**2, k, bias=bias) @ v
+        fused = attend(q * inverse**2, k, v, bias=bias)
+        for other in (changed, biased, fused):
+            close(other, defined)
+
+
+def test_invariances_of_batch_normalisation():
+    """B4: a common scale and shift of queries and keys changes nothing; a shift of keys alone does."""
+    q, k, v = random(1, 2, 5, 4), random(1, 2, 7, 4, seed=1), random(1, 2, 7, 4, seed=2)
+    scale, shift = random(4, seed=3), random(4, seed=4)
+
+    def normalised(q: Tensor, k: Tensor) -> Tensor:
+        return attend(normalised_query(q, key_statistics(k), eps=0.0), k, v)
+
+    close(normalised(scale * q + shift, scale * k + shift), normalised(q, k), 1e-10)
+    assert (normalised(q, k + shift) - normalised(q, k)).abs().max() > 1e-3
+    close(attend(q, k + shift, v), attend(q, k, v))
+    assert (attend(q + shift, k + shift, v) - attend(q, k, v)).abs().max() > 1e-3
+    order = torch.randperm(7)
+    close(attend(normalised_query(q, key_statistics(k[:, :, order])), k[:, :, order], v[:, :, order]),
+          attend(normalised_query(q, key_statistics(k)), k, v))  # fmt: skip
+
+
+def test_statistics_of_prefixes_are_those_of_each_prefix():
+    k = random(2, 3, 8, 4) + 1e3
+    mean, variance = prefix_statistics(k)
+    for i in range(8):
+        m, v = key_statistics(k[:, :, : i + 1])
+        close(mean[:, :, i : i + 1], m, 1e-9)
+        close(variance[:, :, i : i + 1], v, 1e-9)
+
+
+def test_learnable_beta_is_one_number_a_head():
+    made = BatchNormAttention(12, 4, learnable_beta=True).double()
+    made(random(1, 5, 12)).sum().backward()
+    assert made.beta.shape == (4, 1, 1) and made.beta.grad is not None
+
+
+def test_heads_of_scale_one_are_softmax_attention():
+    """B6."""
+    plain, scaled, x = layer("softmax"), layer("sh", scales=[1] * 4), random(2, 7, 12)
+    state = {name.replace("key.", "key.1.").replace("value.", "value.1."): t for name, t in plain.state_dict().items()}
+    scaled.load_state_dict(state)
+    close(plain(x), scaled(x))
+    close(plain(x, causal=True), scaled(x, causal=True))
+
+
+@given(n=st.integers(1, 13), scale=st.integers(1, 16))
+def test_pooling_first_is_pooling_after_the_projection(n, scale):
+    """B7: bias included; also where the scale does not divide the length, or is larger than it."""
+    linear, x = nn.Linear(12, 5).double(), random(2, n, 12, seed=n)
+    first, _ = pool_tokens(x, scale)
+    after, _ = pool_tokens(linear(x), scale)
+    close(linear(first), after)
+    assert first.shape[1] == -(-n // scale)
+    if scale >= n:
+        close(first[:, 0], x.mean(1))
+
+
+def test_a_head_of_scale_r_is_full_attention_over_repeated_pairs():
+    """B6, where r divides N."""
+    q, k, v = random(1, 1, 5, 4), random(1, 12, 4, seed=1), random(1, 12, 4, seed=2)
+    pooled = [pool_tokens(each, 3)[0] for each in (k, v)]
+    repeated = [each.repeat_interleave(3, 1)[None] for each in pooled]
+    close(attend(q, pooled[0][None], pooled[1][None]), attend(q, *repeated))
+
+
+def test_equal_scales_run_together_and_default_scales_keep_a_whole_head():
+    made = ScaledHeadAttention(16, 8)
+    assert made.scales == (1, 1, 2, 2, 4, 4, 8, 8) and list(made.key) == ["1", "2", "4", "8"]
+    assert all(min(ScaledHeadAttention(h * 2, h).scales) == 1 for h in range(1, 9))
+
+
+def test_linear_attention_is_attention_with_a_finite_kernel():
+    """A7: the state form equals the N × N form, also for every prefix."""
+    q, k, v = random(2, 3, 6, 4), random(2, 3, 6, 4, seed=1), random(2, 3, 6, 5, seed=2)
+    weights = feature_map(q) @ feature_map(k).mT
+    close(linear_attention(q, k, v), weights / weights.sum(-1, keepdim=True) @ v, 1e-13)
+    lower = weights.tril()
+    close(linear_attention(q, k, v, causal=True), lower / lower.sum(-1, keepdim=True) @ v, 1e-13)
