@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dualform.attention import ATTENTIONS, BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, build
+from dualform.attention import (
+    ATTENTIONS,
+    BatchNormAttention,
+    ScaledHeadAttention,
+    SoftmaxAttention,
+    build,
+    load_from,
+)
 from dualform.attention.batchnorm import key_statistics, normalised_query, prefix_statistics
 from dualform.attention.core import attend, attention_weights
 from dualform.attention.linear import feature_map, linear_attention
@@ -71,14 +78,17 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
 # ---------------------------------------------------------------- the battery: all members of the table
 
 
-@pytest.fixture(params=list(ATTENTIONS))
+SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
+
+
+@pytest.fixture(params=SEQUENCES)
 def name(request) -> str:
     return request.param
 
 
 @given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 99))
 def test_self_and_cross_attention_keep_the_length_of_the_queries(n, m, seed):
-    for name in ATTENTIONS:
+    for name in SEQUENCES:
         made, x, context = layer(name), random(2, n, 12, seed=seed), random(2, m, 12, seed=seed + 1)
         assert made(x).shape == made(x, context).shape == (2, n, 12)
         assert made.head_outputs(x, context).shape == (2, 4, n, 3)
@@ -94,7 +104,9 @@ def test_what_is_padded_does_not_count(name, causal):
     other = torch.where(padding.unsqueeze(-1), random(2, 11, 12, seed=9) * 5, x)
     a, b = made(x, padding=padding, causal=causal), made(other, padding=padding, causal=causal)
     close(a[~padding], b[~padding])
-    if name in ("softmax", "linear", "bn") or causal:  # scaled heads: a window that is cut short is a window of its own
+    if (
+        name in ("softmax", "linear", "bn", "conv1d") or causal
+    ):  # scaled heads: a window that is cut short is a window of its own
         close(a[:1, :7], made(x[:1, :7], causal=causal))
 
 
@@ -132,7 +144,8 @@ def test_gradients_are_right_and_reach_everything(name):
 def test_no_member_adds_a_parameter(name):
     """B11."""
     count = sum(p.numel() for p in layer(name).parameters())
-    assert count == sum(p.numel() for p in nn.MultiheadAttention(12, 4).parameters())
+    kernels = 3 * 12 if name == "conv1d" else 0
+    assert count == sum(p.numel() for p in nn.MultiheadAttention(12, 4).parameters()) + kernels
 
 
 def test_it_can_be_saved_and_loaded(name):
@@ -174,15 +187,20 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def test_softmax_is_that_of_torch():
-    made, theirs, x = layer("softmax"), nn.MultiheadAttention(12, 4, batch_first=True).double(), random(2, 7, 12)
-    assert isinstance(made, SoftmaxAttention)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([made.query.weight, made.key.weight, made.value.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([made.query.bias, made.key.bias, made.value.bias]))
-        theirs.out_proj.load_state_dict(made.out.state_dict())
+    theirs, x = nn.MultiheadAttention(12, 4, batch_first=True).double(), random(2, 7, 12)
+    nn.init.normal_(theirs.in_proj_bias)
     expected, weights = theirs(x, x, x, average_attn_weights=False)
+    made = load_from(layer("softmax"), theirs)
+    assert isinstance(made, SoftmaxAttention)
     close(made(x), expected)
     close(made.weights(x), weights)
+    close(load_from(layer("bn", beta=0.0, use_var=False), theirs)(x), expected)
+    close(load_from(layer("sh", scales=[1] * 4), theirs)(x), expected)
+    close(load_from(layer("conv1d"), theirs)(x), expected)
+    mixed = load_from(layer("sh", scales=[1, 1, 2, 4]), theirs).head_outputs(x)
+    close(mixed[:, :2], made.head_outputs(x)[:, :2])
+    with pytest.raises(SizeError, match="width 12 with 4 heads"):
+        load_from(made, nn.MultiheadAttention(12, 3))
 
 
 def test_batch_normalisation_without_mean_and_variance_is_softmax():
@@ -282,3 +300,53 @@ def test_linear_attention_is_attention_with_a_finite_kernel():
     close(linear_attention(q, k, v), weights / weights.sum(-1, keepdim=True) @ v, 1e-13)
     lower = weights.tril()
     close(linear_attention(q, k, v, causal=True), lower / lower.sum(-1, keepdim=True) @ v, 1e-13)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@pytest.mark.parametrize(("name", "plain"), [("conv1d", "softmax"), ("conv2d", "softmax"), ("conv2d+bn", "bn")])
+@pytest.mark.parametrize("apply_to", ["qk", "k", "qkv"])
+def test_the_delta_kernel_changes_nothing(name, plain, apply_to):
+    """B10: training begins at plain attention."""
+    conv, other, x = layer(name, apply_to=apply_to), layer(plain), random(2, 9, 12)
+    other.load_state_dict({key: value for key, value in conv.state_dict().items() if "conv" not in key})
+    close(conv(x), other(x))
+    extra = 3 ** (1 if name == "conv1d" else 2) * 12 * (2 if apply_to == "qkv" else 1)
+    assert sum(p.numel() for p in conv.parameters()) == sum(p.numel() for p in other.parameters()) + extra
+
+
+def test_class_tokens_are_not_convolved():
+    """B10: whatever the kernel is, the first token's query and key are what they were."""
+    conv, x = layer("conv2d", class_tokens=1), random(2, 10, 12)
+    plain = conv.weights(x)
+    nn.init.normal_(conv.conv.weight)
+    q, k, _ = conv._convolved(x, None, None, False)
+    close(q[:, :, 0], conv.query(x)[:, 0].unflatten(-1, (4, 3)))
+    close(k[:, :, 0], conv.key(x)[:, 0].unflatten(-1, (4, 3)))
+    assert (conv.weights(x) - plain).abs().max() > 1e-3
+
+
+def test_a_pattern_that_moves_takes_its_attention_with_it():
+    """B10: inside the grid, away from its border."""
+    conv = layer("conv2d", bias=False)
+    nn.init.normal_(conv.conv.weight, generator=torch.Generator().manual_seed(1))
+    grid = torch.zeros(1, 8, 8, 12, dtype=torch.float64)
+    grid[:, 2:4, 2:4] = random(1, 2, 2, 12)
+    moved = grid.roll((2, 1), (1, 2))
+    out, again = (conv(each.flatten(1, 2)).unflatten(1, (8, 8)) for each in (grid, moved))
+    close(again[:, 3:8, 2:8], out.roll((2, 1), (1, 2))[:, 3:8, 2:8])
+
+
+def test_conv2d_takes_grids_alone():
+    conv = layer("conv2d")
+    assert conv(random(2, 16, 12)).shape == (2, 16, 12)
+    assert layer("conv2d", grid=(2, 4))(random(2, 8, 12)).shape == (2, 8, 12)
+    with pytest.raises(SizeError, match=r"8 tokens .* no grid of 2 × 2"):
+        conv(random(2, 8, 12))
+    with pytest.raises(SizeError, match="not causal"):
+        conv(random(2, 9, 12), causal=True)
+    with pytest.raises(SizeError, match="kernel=4 must be odd"):
+        layer("conv2d", kernel=4)
+    x = random(1, 9, 4).requires_grad_()
+    assert torch.autograd.gradcheck(layer("conv2d+bn", 4, 2), (x,))

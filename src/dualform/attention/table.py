@@ -9,6 +9,7 @@ from torch import nn
 from dualform.errors import QueryError
 
 from .batchnorm import BatchNormAttention
+from .conv import ConvAttention
 from .linear import LinearAttention
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
@@ -19,6 +20,9 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "bn": BatchNormAttention,
     "sh": ScaledHeadAttention,
     "bn+sh": partial(ScaledHeadAttention, normalise=True),
+    "conv1d": partial(ConvAttention, axes=1),
+    "conv2d": ConvAttention,
+    "conv2d+bn": partial(ConvAttention, normalise=True),
 }
 """By name. All take (width, heads, **options) and are called with (x, context=None, *, padding=None, causal=False)."""
 
