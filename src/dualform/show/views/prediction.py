@@ -220,11 +220,13 @@ def _answer(
     assert asked.layer and asked.score and asked.by is not None
     many = len(explorer.groups(asked.by)) > MANY
     sums_only = explorer.info(asked.layer).keep == "ledger"
-    position = -1 if asked.score != "contribution" and spot.memory.store.layer(asked.layer)[0].batch_dim is not None \
-        and explorer.positions(asked.layer) > 1 and explorer.shown(place).kind == "text" else None  # fmt: skip
+    # the paper's question to a text: where does its last token look?
+    last = (
+        asked.score != "contribution" and explorer.positions(asked.layer) > 1 and explorer.shown(place).kind == "text"
+    )
     columns = [asked.by, *([explorer.index] if asked.each == "example" and asked.by != explorer.index else [])]
     options = {"top": 0 if sums_only else CURVE, "by": columns, "score": asked.score, "order": asked.order}
-    options |= {"position": position}
+    options |= {"position": -1 if last else None}
     if not sums_only:
         options |= {"timeline": STRETCHES, "timeline_by": None if many else asked.by}
     key = (place, explorer.own[place.row][0] if place.set == "own" else "", asked.layer, asked.score, asked.order)
