@@ -11,6 +11,7 @@ from torch import nn
 
 from dualform.errors import QueryError
 from dualform.explain import open_memory
+from dualform.explain.groups import stretch_edges
 from dualform.models import MLP
 from dualform.record import record
 from dualform.show import demo
@@ -21,7 +22,7 @@ from dualform.show.views.prediction import Prediction, Question, predict
 from dualform.show.views.render import as_plain
 from dualform.show.views.run import run, seen
 from dualform.show.views.training import Choice, suspects_csv, training_set
-from dualform.show.views.whatif import REMOVED, Masks, stretch_edges, what_if
+from dualform.show.views.whatif import REMOVED, STRETCHES, Masks, what_if
 from dualform.show.views.work import Desk, Pending
 
 THIRD = Place("test", 3)
@@ -188,7 +189,7 @@ def test_one_end_of_a_time_is_enough(digits_explorer):
 
 def test_stretches_cover_training():
     for steps in (1, 2, 19, 20, 3000):
-        edges = stretch_edges(steps)
+        edges = stretch_edges(steps, STRETCHES).tolist()
         assert edges[0] == 0 and edges[-1] == steps and edges == sorted(set(edges))
 
 

@@ -47,6 +47,11 @@ def prefix_statistics(k: Float[Tensor, "b H n d"], padding: Padding = None) -> S
     return (mean + origin).to(k.dtype), variance.to(k.dtype)
 
 
+def statistics_of(k: Float[Tensor, "b H m d"], padding: Padding, causal: bool) -> Statistics:
+    """Those of all keys, or where it is causal of those up to each token."""
+    return prefix_statistics(k, padding) if causal else key_statistics(k, padding)
+
+
 def normalised_query(
     q: Float[Tensor, "b H n d"], statistics: Statistics, *, beta: Any = 1.0, use_var: bool = True, eps: float = 1e-5
 ) -> Float[Tensor, "b H n d"]:
@@ -89,5 +94,5 @@ class BatchNormAttention(MultiHead):
     def _projected(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> tuple[Tensor, ...]:
         q, k, v = self.projected(x, x if context is None else context)
         see_that_they_fit(q, k, causal)
-        found = prefix_statistics(k, padding) if causal else key_statistics(k, padding)
+        found = statistics_of(k, padding, causal)
         return normalised_query(q, found, beta=self.beta, use_var=self.use_var, eps=self.eps), k, v

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .batchnorm import key_statistics, normalised_query, prefix_statistics
+from .batchnorm import normalised_query, statistics_of
 from .core import MultiHead, Padding, attend, attention_weights, see_that_they_fit, split_heads
 
 ApplyTo = Literal["qk", "k", "qkv"]
@@ -75,7 +75,7 @@ class ConvAttention(MultiHead):
             v = self._over_tokens(self.value_conv, v, padding, causal)
         q, k, v = (split_heads(each, self.heads) for each in (q, k, v))
         if self.normalise:
-            found = prefix_statistics(k, padding) if causal else key_statistics(k, padding)
+            found = statistics_of(k, padding, causal)
             q = normalised_query(q, found, beta=self.beta, use_var=self.use_var, eps=self.eps)
         return q, k, v
 

@@ -16,20 +16,20 @@ from dualform.errors import SizeError
 Padding = Bool[Tensor, "b m"] | None
 
 
-class MultiHead(nn.Module):
-    """The projections of an attention layer. A member of the family says what its heads make of them.
+class Heads(nn.Module):
+    """Heads that are merged by ``out``. A member of the family says what each gives, in ``head_outputs``.
 
-    ``head_outputs`` is what a member defines; :meth:`forward` merges the heads. ``dropout`` drops attention weights in
-    training.
+    ``dropout`` drops attention weights in training.
     """
 
-    def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
+    out: nn.Linear
+
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
         self.dropout = dropout
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=bias) for _ in range(4))
 
     def forward(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
@@ -45,17 +45,25 @@ class MultiHead(nn.Module):
         """What each head gives, before the heads are merged."""
         raise NotImplementedError
 
+    @property
+    def drop(self) -> float:
+        """The share of weights that is dropped now."""
+        return self.dropout if self.training else 0.0
+
+
+class MultiHead(Heads):
+    """Heads with one projection each for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__(width, heads, dropout=dropout)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=bias) for _ in range(4))
+
     def projected(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"]
     ) -> tuple[Float[Tensor, "b H n d"], Float[Tensor, "b H m d"], Float[Tensor, "b H m d"]]:
         """Queries, keys and values of all heads."""
         q, k, v = self.query(x), self.key(context), self.value(context)
         return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
-
-    @property
-    def drop(self) -> float:
-        """The share of weights that is dropped now."""
-        return self.dropout if self.training else 0.0
 
 
 def split_heads(x: Float[Tensor, "b n D"], heads: int) -> Float[Tensor, "b H n d"]:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .batchnorm import Statistics, key_statistics, normalised_query, prefix_statistics
-from .core import Padding, attend, exact_ratio, merge_heads, see_that_they_fit, split_heads
+from .batchnorm import Statistics, normalised_query, statistics_of
+from .core import Heads, Padding, attend, see_that_they_fit, split_heads
 
 Pool = Literal["avg", "stride"]
 SCALES = {1: (1,), 2: (1, 2), 3: (1, 2, 4), 4: (1, 2, 4, 8), 8: (1, 1, 2, 2, 4, 4, 8, 8)}
@@ -96,7 +96,7 @@ def complete_windows(
     return Windows(k, v, pooled_k, pooled_v, seen)
 
 
-class ScaledHeadAttention(nn.Module):
+class ScaledHeadAttention(Heads):
     """Attention-SH: no parameter is added, and with all scales 1 it is softmax attention.
 
     ``normalise`` makes it Attention-BN+SH: the statistics are those of the pooled keys of each head.
@@ -107,27 +107,19 @@ class ScaledHeadAttention(nn.Module):
         normalise: bool = False, beta: float = 1.0, use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0,
         bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
+        super().__init__(width, heads, dropout=dropout)
         self.scales = tuple(sorted(default_scales(heads) if scales is None else scales))
         if len(self.scales) != heads or min(self.scales) < 1:
             raise SizeError(f"scales={list(self.scales)} must hold {heads} whole numbers, one a head, 1 or more.")
         if pool not in ("avg", "stride"):
             raise SizeError(f"pool={pool!r} is not known; choose 'avg' or 'stride'.")
         self.pool: Pool = pool
-        self.normalise, self.beta, self.use_var, self.eps, self.dropout = normalise, beta, use_var, eps, dropout
+        self.normalise, self.beta, self.use_var, self.eps = normalise, beta, use_var, eps
         self.counts = {scale: self.scales.count(scale) for scale in dict.fromkeys(self.scales)}
         self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
         sizes = {str(scale): count * self.size for scale, count in self.counts.items()}
         self.key = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
         self.value = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
-
-    def forward(
-        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
-        causal: bool = False,
-    ) -> Float[Tensor, "b n D"]:  # fmt: skip
-        """Attend from each token of ``x`` to the pooled tokens of ``context`` (None: of ``x`` itself)."""
-        return self.out(merge_heads(self.head_outputs(x, context, padding=padding, causal=causal)))
 
     def head_outputs(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
@@ -149,14 +141,12 @@ class ScaledHeadAttention(nn.Module):
         tokens, empty = pool_tokens(context, scale, padding, self.pool) if pooled else (context, padding)
         k = split_heads(self.key[str(scale)](tokens), count)
         v = split_heads(self.value[str(scale)](tokens), count)
-        drop = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"beta": self.beta, "use_var": self.use_var, "eps": self.eps}
         if causal and scale > 1:
             windows = complete_windows(k, v, scale, padding, self.pool)
             if self.normalise:
                 q = normalised_query(q, windows.statistics(), **options)
-            return windows.attend(q, drop)
+            return windows.attend(q, self.drop)
         if self.normalise:
-            found = prefix_statistics(k, empty) if causal else key_statistics(k, empty)
-            q = normalised_query(q, found, **options)
-        return attend(q, k, v, padding=empty, causal=causal, dropout=drop)
+            q = normalised_query(q, statistics_of(k, empty, causal), **options)
+        return attend(q, k, v, padding=empty, causal=causal, dropout=self.drop)

@@ -57,6 +57,12 @@ class Hits:
     def __len__(self) -> int:
         return self.slots.shape[0]
 
+    @property
+    def scores(self) -> Float[Tensor, "n k"]:
+        """The scores that they were chosen by."""
+        scores = self.contribution if self.score == "contribution" else self.weight
+        return scores.abs() if self.score == "abs" else scores
+
     def __iter__(self) -> Iterator[Any]:
         """The hits of the only query, or one ``Hits`` a query."""
         if len(self) == 1:

@@ -54,7 +54,7 @@ class Stretches:
 
     def __init__(self, horizon: int, stretches: int, groups: GroupOf) -> None:
         self.groups, self.names = groups, groups.names
-        edges = np.unique(np.round(np.linspace(0, horizon, min(stretches, max(1, horizon)) + 1)).astype(np.int64))
+        edges = stretch_edges(horizon, stretches)
         self.edges, self._edges = torch.from_numpy(edges), edges
         self.count = len(groups.names) * (len(edges) - 1)
 
@@ -62,6 +62,11 @@ class Stretches:
         """The group and stretch of the slots of a block, as one number."""
         stretch = np.searchsorted(self._edges, block.steps, side="left") - 1
         return self.groups(block) * (len(self._edges) - 1) + stretch
+
+
+def stretch_edges(steps: int, stretches: int) -> Int[np.ndarray, " s1"]:
+    """Where equal stretches of training begin and end: at most one for each step."""
+    return np.unique(np.round(np.linspace(0, steps, min(stretches, max(1, steps)) + 1)).astype(np.int64))
 
 
 def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOf:

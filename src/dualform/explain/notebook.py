@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dualform.errors import QueryError
 
 from .parts import is_shaped
-from .targets import logits_of
+from .targets import examples_first, logits_of
 
 if TYPE_CHECKING:
     from .spotlight import Spotlight
@@ -47,12 +47,10 @@ def as_html(spot: "Spotlight") -> str:
 def _says(spot: "Spotlight") -> list[str]:
     """What the network says of the first queries."""
     try:
-        logits = logits_of(spot.prediction).detach()
+        logits = examples_first(logits_of(spot.prediction), {}).detach()
     except QueryError:
         return ["?"] * min(QUERIES, spot.examples)
-    while logits.ndim > 2:
-        logits = logits[:, -1]
-    if logits.ndim < 2 or logits.shape[1] == 1:
+    if logits.shape[1] == 1:
         return [f"{float(value):.4g}" for value in logits.flatten()[:QUERIES]]
     best = logits[:QUERIES].double().softmax(1).max(1)
     return [f"class {int(k)} ({100 * float(p):.1f} %)" for p, k in zip(best.values, best.indices, strict=True)]

@@ -21,7 +21,7 @@ def choose(
     """
     if callable(target) and not isinstance(target, Tensor):
         return _one_each(target(output), examples), "the chosen target"
-    logits = _examples_first(logits_of(output), axes or {})
+    logits = examples_first(logits_of(output), axes or {})
     if isinstance(target, Tensor):
         if target.shape != (examples,) or len(logits) != examples:
             raise QueryError(
@@ -65,7 +65,7 @@ def logits_of(output: Any) -> Tensor:
     return found
 
 
-def _examples_first(logits: Tensor, axes: Mapping[torch.Size, int]) -> Float[Tensor, "n classes"]:
+def examples_first(logits: Tensor, axes: Mapping[torch.Size, int]) -> Float[Tensor, "n classes"]:
     """One line an example; of a sequence the last position."""
     axis = axes.get(logits.shape, 0)
     if logits.ndim > axis + 1:

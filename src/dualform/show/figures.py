@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError, require
@@ -79,7 +79,7 @@ def top_by(
     families = list(dict.fromkeys(family(name) for name in totals[0].names))
     for row, (tops, groups) in enumerate(zip(layers, totals, strict=True)):
         names = [name for name in groups.names if name in tops]
-        scores = [_scores(tops[name])[query].sort(descending=True).values.numpy() for name in names]
+        scores = [tops[name].scores[query].sort(descending=True).values.numpy() for name in names]
         width = max(map(len, scores), default=1)
         for axis in axes[row]:
             axis.axis("on")
@@ -161,7 +161,7 @@ def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     figure, axes = _axes(1, 1, (6.5, 3.4))
     axis = axes[0, 0]
     axis.axis("on")
-    scores = _scores(hits)
+    scores = hits.scores
     for i in range(len(hits)):
         name = titles[i] if titles else f"query {i}"
         ranks = np.arange(1, scores.shape[1] + 1)
@@ -173,12 +173,6 @@ def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     axis.legend(fontsize=8, frameon=False)
     _clean(axis)
     return figure
-
-
-def _scores(hits: Hits) -> Float[Tensor, "n k"]:
-    """The scores that hits were chosen by."""
-    scores = hits.contribution if hits.score == "contribution" else hits.weight
-    return scores.abs() if hits.score == "abs" else scores
 
 
 def _heading(score: Score, target: str) -> str:

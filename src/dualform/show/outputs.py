@@ -6,17 +6,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
+from dualform.explain.targets import examples_first, logits_of
 
 
 def logits_at_end(output: Any) -> Float[Tensor, "n classes"] | None:
     """The logits of each example, of a sequence those at its end; None where there are none to be found."""
-    found = getattr(output, "logits", output[0] if isinstance(output, tuple | list) and output else output)
-    if not isinstance(found, Tensor) or found.ndim == 0:
+    try:
+        return examples_first(logits_of(output), {}).detach()
+    except QueryError:
         return None
-    found = found.detach()
-    while found.ndim > 2:
-        found = found[:, -1]
-    return found.unsqueeze(1) if found.ndim == 1 else found
 
 
 def need_logits(output: Any) -> Float[Tensor, "n classes"]:

@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from dualform.errors import QueryError
 
-from .outputs import need_logits
 from .views.explorer import Explorer, Place
 from .views.prediction import Prediction, Question, predict
 from .views.render import render, style
@@ -65,10 +64,7 @@ def choose(explorer: Explorer, count: int) -> dict[Place, str]:
     if examples is None:
         raise QueryError("there are no examples to report on: give some with --test or --data.")
     rows = list(range(0, len(examples), examples.stride))[:LOOKED_AT]
-    logits = torch.cat([
-        need_logits(explorer.spot(explorer.memory, explorer.inputs(name, rows[i : i + 100])).prediction)
-        for i in range(0, len(rows), 100)
-    ])  # fmt: skip
+    logits = explorer.logits(name, rows)
     if logits.shape[1] == 1:
         return {Place(name, row): f"{name} example {row}" for row in rows[:count]}
     sure, said = logits.double().softmax(1).max(1)

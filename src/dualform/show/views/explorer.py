@@ -14,14 +14,18 @@ from torch import Tensor, nn
 
 from dualform.errors import QueryError
 from dualform.explain import Memory, Spotlight
+from dualform.explain.parts import is_shaped
 from dualform.types import LayerInfo
 
 from ..examples import Examples, Shown
+from ..inputs import as_inputs
 from ..outputs import need_logits
 from .work import Desk, Pending, Tell
 
 SETS = ("test", "train", "own")
-MOST_OWN = 200
+MOST_OWN, BATCH = 200, 128
+"""Inputs that visitors may bring, and examples that are asked about at a time."""
+
 MANY = 60
 """Groups of a column that can still be looked at one by one."""
 
@@ -174,14 +178,15 @@ class Explorer:
 
     def input(self, place: Place) -> Tensor:
         """An example as the model takes it, in a batch of its own."""
-        self.need(place)
-        found = self.examples(place.set)
-        x = self.own[place.row][1].unsqueeze(0) if found is None else found.row(place.row)
-        return self._fit(x)
+        return self.inputs(place.set, [place.row])
 
     def inputs(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some examples of a set as one batch."""
-        return torch.cat([self.input(Place(name, row)) for row in rows])
+        for row in rows:
+            self.need(Place(name, row))
+        found = self.examples(name)
+        x = torch.stack([self.own[row][1] for row in rows]) if found is None else found.rows(rows)
+        return as_inputs(x, self.model)
 
     def shown(self, place: Place) -> Shown:
         """An example to look at."""
@@ -221,14 +226,6 @@ class Explorer:
             self.own.append((name, x))
             return Place("own", len(self.own) - 1)
 
-    def _fit(self, x: Tensor) -> Tensor:
-        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
-        return x.to(dtype) if x.is_floating_point() else x.long() if not self._takes_floats else x.to(dtype)
-
-    @cached_property
-    def _takes_floats(self) -> bool:
-        return not any(isinstance(module, nn.Embedding) for module in self.model.modules())
-
     # ------------------------------------------------------------------------------------------- answers
 
     def at(self, step: int) -> Memory | Pending:
@@ -255,6 +252,14 @@ class Explorer:
         """What the network says."""
         with self.lock:
             return self.spot(memory or self.memory, self.input(place)).prediction
+
+    def logits(self, name: str, rows: Sequence[int]) -> Tensor:
+        """What the network says of many examples of a set, one line each."""
+        found = []
+        for begin in range(0, len(rows), BATCH):
+            some = self.inputs(name, rows[begin : begin + BATCH])
+            found.append(need_logits(self.spot(self.memory, some).prediction))
+        return torch.cat(found)
 
     def says(self, logits: Tensor, shown: int | None = None, also: Sequence[int] = ()) -> list[Class]:
         """The likeliest classes of one example, and some others."""
@@ -295,7 +300,7 @@ class Explorer:
 
     def is_swept(self, layer: str) -> bool:
         """Whether a preconditioned rule explains a layer."""
-        return any(self.memory.store.shaped(name) for name in self.info(layer).weights)
+        return is_shaped(self.memory.store, self.info(layer))
 
     def _work(self, info: LayerInfo) -> float:
         """Operations to add up the slots of a layer."""

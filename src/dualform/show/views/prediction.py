@@ -316,15 +316,9 @@ def name_of(explorer: Explorer, column: str | None, value: Any) -> str:
 
 def _curve(explorer: Explorer, hits: Hits, own: int) -> Curve:
     labels = hits.columns["label"].to_pylist() if "label" in hits.columns.column_names else []
-    values = _scores_of(hits)[0]
+    values = hits.scores[0]
     is_own = [label == own for label in labels] or [False] * len(values)
     return Curve(tuple(values.tolist()), tuple(is_own[: len(values)]))
-
-
-def _scores_of(hits: Hits) -> Tensor:
-    """The scores that hits were chosen by."""
-    scores = hits.contribution if hits.score == "contribution" else hits.weight
-    return scores.abs() if hits.score == "abs" else scores
 
 
 def _time(line: Timeline, asked: Question, own: int) -> Time:

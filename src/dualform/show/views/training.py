@@ -13,15 +13,14 @@ from torch import Tensor
 from dualform.errors import QueryError
 
 from ..examples import Shown
-from ..outputs import need_logits
-from .explorer import Explorer
+from .explorer import BATCH, Explorer
 from .work import Pending, Tell
 
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 Which = Literal["all", "right", "wrong"]
-SHOWN, BATCH, MOST = 24, 128, 5000
-"""Examples of each kind, test examples that are asked about at a time and at most."""
+SHOWN, MOST = 24, 5000
+"""Examples of each kind, and test examples that are asked about at most."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,8 @@ def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
     found = sums_of(explorer, choice)
     labelled = test.labels is not None and not test.is_stream
     target = "the logit of the true class" if labelled else "the logit of the predicted class"
-    empty = TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, [], 0, None)
     if isinstance(found, Pending):
-        return TrainingSet(**{**vars(empty), "pending": found})
+        return TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, [], 0, found)
     order = found.adds.argsort(descending=True).tolist()
     quiet = found.size.argsort().tolist()
     suspects = None if found.against is None else found.against.argsort(descending=True).tolist()
@@ -200,16 +198,9 @@ def _chosen(
     """The test examples that the network gets right, or wrong; the share that it gets right; and its mistakes."""
     if labels is None:
         return list(rows), None, []
-    with explorer.lock, torch.no_grad():
-        said = [
-            need_logits(explorer.spot(explorer.memory, explorer.inputs("test", rows[i : i + BATCH])).prediction).argmax(
-                1
-            )
-            for i in range(0, len(rows), BATCH)
-        ]
-    right = [int(answer) == label for answer, label in zip(torch.cat(said), labels, strict=True)]
+    answers = explorer.logits("test", rows).argmax(1).tolist()
+    right = [answer == label for answer, label in zip(answers, labels, strict=True)]
     share = sum(right) / len(right)
-    answers = torch.cat(said).tolist()
     wrong = [(row, answer) for row, answer, fine in zip(rows, answers, right, strict=True) if not fine]
     if which == "all":
         return list(rows), share, wrong

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from dualform.errors import DualformError, FilterError, QueryError
 from dualform.explain import Memory
 from dualform.explain.filters import matching
+from dualform.explain.groups import stretch_edges
 
 from ..examples import Shown
 from ..outputs import need_logits
@@ -103,7 +104,7 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     memory, by = explorer.memory, masks.by or explorer.columns[0]
     columns = [name for name in explorer.columns if len(explorer.groups(name)) <= MANY]
     by = by if by in columns else columns[0] if columns else by
-    edges = stretch_edges(memory.step)
+    edges = edges_of(explorer)
     logits = need_logits(explorer.predict(place))[0]
     masks = masks.bounded(memory.step)
     hidden, problem = np.zeros(len(memory.store.visits), bool), ""
@@ -185,9 +186,7 @@ def masked_memory(
     single = bool(masks.examples or masks.filter)
     if masks.groups and not masks.timed and not single:
         book = ledger_of(explorer, by)
-    elif (
-        masks.timed and not masks.groups and not single and {masks.after, masks.upto} <= set(stretch_edges(memory.step))
-    ):
+    elif masks.timed and not masks.groups and not single and {masks.after, masks.upto} <= set(edges_of(explorer)):
         book = ledger_of_time(explorer)
     else:
         summing = _working(lambda tell: memory.weights(progress=tell))
@@ -216,15 +215,15 @@ def ledger_of(explorer: Explorer, by: str) -> Any:
 def ledger_of_time(explorer: Explorer) -> Any:
     """The ledger of the stretches of training."""
     memory = explorer.memory
-    edges = np.array(stretch_edges(memory.step))
+    edges = stretch_edges(memory.step, STRETCHES)
     stretch = np.searchsorted(edges, memory.store.visits["step"].to_numpy(), side="left") - 1
     work = _working(lambda tell: memory.ledger(stretch.tolist(), progress=tell))
     return explorer.desk.need(("ledger", "step"), "the ledger by time", explorer.rebuilding * 1.5, work)
 
 
-def stretch_edges(steps: int) -> list[int]:
+def edges_of(explorer: Explorer) -> list[int]:
     """Where the stretches of training begin and end that can be masked each."""
-    return np.unique(np.round(np.linspace(0, steps, min(STRETCHES, steps) + 1)).astype(int)).tolist()
+    return stretch_edges(explorer.memory.step, STRETCHES).tolist()
 
 
 def _working(work: Callable[[Tell], Any]) -> Callable[[Tell], bool]:

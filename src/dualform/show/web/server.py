@@ -13,15 +13,15 @@ from dualform.errors import DualformError, QueryError, require
 from dualform.types import Order, Score
 
 from ..examples import read_picture
-from ..outputs import need_logits
 from ..views.attention import Looking, attention, attention_layers
-from ..views.explorer import SETS, Explorer, Place
+from ..views.explorer import BATCH, SETS, Explorer, Place
 from ..views.prediction import ORDERS, Each, Question, predict
 from ..views.render import as_plain, render, style
 from ..views.run import run, seen
 from ..views.training import Choice, Which, suspects_csv, training_set
 from ..views.whatif import Masks, ledger_of, ledger_of_time, what_if
 from ..views.work import Pending
+from .fields import Fields, whole
 from .guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -281,40 +281,6 @@ class Pages:
         return self.responses.JSONResponse({**as_plain(found), "left": found.left, "begun": None})
 
 
-class Fields:
-    """The fields of an address, read strictly."""
-
-    def __init__(self, request: "Request") -> None:
-        self._given = request.query_params
-
-    def text(self, name: str) -> str | None:
-        """A text; None where there is none."""
-        return self._given.get(name) or None
-
-    def all(self, name: str) -> list[str]:
-        """All values of a field."""
-        return [value for value in self._given.getlist(name) if value != ""]
-
-    def number(self, name: str, otherwise: Any = None) -> Any:
-        """A whole number, or something else where there is none."""
-        return next(iter(self.numbers(name)), otherwise)
-
-    def numbers(self, name: str) -> list[int]:
-        """All values of a field, which must be whole numbers."""
-        found = self.all(name)
-        for value in found:
-            if not whole(value):
-                raise QueryError(f"{name}={value[:20]!r} is no whole number.")
-        return [int(value) for value in found]
-
-    def one_of(self, name: str, known: Sequence[str]) -> Any:
-        """One of some names; None where there is none."""
-        value = self.text(name)
-        if value is not None and value not in known:
-            raise QueryError(f"{name}={value!r} is not known; choose one of {list(known)}.")
-        return value
-
-
 def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None) -> Guard:
     """The whole application, guarded."""
     routing, applications = require("starlette.routing", "web"), require("starlette.applications", "web")
@@ -367,18 +333,12 @@ def next_mistake(explorer: Explorer, place: Place) -> Place | None:
     if examples is None or examples.labels is None:
         raise QueryError(f"the examples of '{place.set}' have no labels, so it is not known which answers are wrong.")
     rows = range(place.row + examples.stride, len(examples), examples.stride)[:MANY_ROWS]
-    for begin in range(0, len(rows), 100):
-        some = rows[begin : begin + 100]
-        said = need_logits(explorer.spot(explorer.memory, explorer.inputs(place.set, some)).prediction).argmax(1)
-        for row, answer in zip(some, said.tolist(), strict=True):
+    for begin in range(0, len(rows), BATCH):
+        some = rows[begin : begin + BATCH]
+        for row, answer in zip(some, explorer.logits(place.set, some).argmax(1).tolist(), strict=True):
             if examples.label(row) not in (None, answer):
                 return Place(place.set, row)
     return None
-
-
-def whole(text: str) -> bool:
-    """Whether a text is a whole number of a sensible length."""
-    return text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 12
 
 
 def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
