@@ -17,10 +17,11 @@ from dualform.attention import (
     build,
     load_from,
 )
-from dualform.attention.batchnorm import key_statistics, normalised_query, prefix_statistics
-from dualform.attention.core import attend, attention_weights
-from dualform.attention.linear import feature_map, linear_attention
-from dualform.attention.scaled import Pool, pool_tokens
+from dualform.attention.core import attend
+from dualform.attention.expansion import feature_map
+from dualform.attention.linear import through_prefixes, through_state
+from dualform.attention.norm import key_statistics, normalised_query, prefix_statistics
+from dualform.attention.windows import Pool, Windows
 from dualform.errors import QueryError, SizeError
 
 Q = torch.tensor([[1, 0], [0, 2], [-1, 1]], dtype=torch.float64)[None, None]
@@ -35,14 +36,14 @@ def bn(beta: float = 1.0, eps: float = 0.0, use_var: bool = True, causal: bool =
 
 
 def sh(pool: Pool = "avg", normalise: bool = False) -> Tensor:
-    k, v = (pool_tokens(each[0], 2, None, pool)[0][None] for each in (K, V))
+    k, v = (Windows(3, 2, pool).pooled(each)[0] for each in (K, V))
     q = normalised_query(Q, key_statistics(k), eps=1e-5) if normalise else Q
     return attend(q, k, v)
 
 
 GOLDEN = {
     "softmax": (lambda: attend(Q, K, V), (1.90408302, 1.60546947, 2.98996160)),
-    "linear": (lambda: linear_attention(Q, K, V), (1.91841898, 2.07123143, 2.10701758)),
+    "linear": (lambda: through_state(feature_map(Q), feature_map(K), V), (1.91841898, 2.07123143, 2.10701758)),
     "BN": (lambda: bn(), (2.39054697, 2.10658664, 3.12800789)),
     "BN, eps": (lambda: bn(eps=1e-5), (2.39054940, 2.10659584, 3.12800516)),
     "BN, beta 0.5": (lambda: bn(beta=0.5), (2.26483915, 1.63864241, 2.65339250)),
@@ -71,6 +72,11 @@ def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     return build(name, width, heads, **options).double()
 
 
+def steady(name: str) -> Any:
+    """The same, with a pattern that does not follow the length of the sequence."""
+    return layer(name, **({"window": 2, "stride": 3} if "sparse" in name else {}))
+
+
 def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
     torch.testing.assert_close(a, b, atol=atol, rtol=0)
 
@@ -96,18 +102,42 @@ def test_self_and_cross_attention_keep_the_length_of_the_queries(n, m, seed):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, 5, 13])
+def test_the_fast_way_is_the_expansion_written_out(name, causal, n):
+    """Lines of weights sum to 1, and with the values of single tokens they give what the heads give."""
+    made, x = layer(name), random(2, n, 12)
+    weights, fast = made.weights(x, causal=causal), made.head_outputs(x, causal=causal)
+    close(weights.sum(-1), torch.ones(2, 4, n, dtype=torch.float64))
+    close(weights @ values(made, x, causal), fast)
+    close(torch.cat([each.outputs() for each in made.expansions(x, causal=causal)], 1), fast)
+    if causal:
+        assert not weights.triu(1).any()
+    assert sorted(head for each in made.expansions(x) for head in each.heads) == [0, 1, 2, 3]
+
+
+def values(made: Any, x: Tensor, causal: bool = False, padding: Tensor | None = None) -> Tensor:
+    """The values of all tokens, unpooled, head by head; zero where a token is not there."""
+    if isinstance(made, ScaledHeadAttention):
+        found = torch.cat([each(x) for each in made.value.values()], -1)
+    else:
+        found = made.projected(x, x, padding, causal, True)[2]
+    found = found if padding is None else found.masked_fill(padding.unsqueeze(-1), 0.0)
+    return found.unflatten(-1, (made.heads, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_what_is_padded_does_not_count(name, causal):
     """B8: changing padded inputs must not change valid outputs, and a shorter batch gives the same."""
-    made, x = layer(name), random(2, 11, 12)
+    made, x = steady(name), random(2, 11, 12)
     padding = torch.zeros(2, 11, dtype=torch.bool)
     padding[0, 7:], padding[1, 10:] = True, True
     other = torch.where(padding.unsqueeze(-1), random(2, 11, 12, seed=9) * 5, x)
     a, b = made(x, padding=padding, causal=causal), made(other, padding=padding, causal=causal)
     close(a[~padding], b[~padding])
-    if (
-        name in ("softmax", "linear", "bn", "conv1d") or causal
-    ):  # scaled heads: a window that is cut short is a window of its own
-        close(a[:1, :7], made(x[:1, :7], causal=causal))
+    written_out = made.weights(x, padding=padding, causal=causal) @ values(made, x, causal, padding)
+    fast = made.head_outputs(x, padding=padding, causal=causal)
+    close(written_out.transpose(1, 2)[~padding], fast.transpose(1, 2)[~padding])
+    close(a[:1, :7], made(x[:1, :7], causal=causal))
 
 
 def test_one_by_one_is_batched_and_the_order_of_a_batch_does_not_matter(name):
@@ -118,7 +148,7 @@ def test_one_by_one_is_batched_and_the_order_of_a_batch_does_not_matter(name):
 
 def test_the_future_does_not_leak(name):
     """B9: changing token t must not alter what comes before it, and a prefix alone gives the same."""
-    made, x = layer(name), random(1, 9, 12)
+    made, x = steady(name), random(1, 9, 12)
     whole = made(x, causal=True)
     for t in range(9):
         other = x.clone()
@@ -144,7 +174,7 @@ def test_gradients_are_right_and_reach_everything(name):
 def test_no_member_adds_a_parameter(name):
     """B11."""
     count = sum(p.numel() for p in layer(name).parameters())
-    kernels = 3 * 12 if name == "conv1d" else 0
+    kernels = 3 * 12 if name.startswith("conv1d") else 0
     assert count == sum(p.numel() for p in nn.MultiheadAttention(12, 4).parameters()) + kernels
 
 
@@ -220,8 +250,8 @@ def test_four_forms_of_batch_normalisation_agree():
         defined = logits.softmax(-1) @ v
         changed = attend(normalised_query(q, (mean, variance), beta=beta), k, v)
         bias = -beta * (mean * inverse**2) @ k.mT / math.sqrt(4)
-        biased = attention_weights(q * inverse**2, k, bias=bias) @ v
-        fused = attend(q * inverse**2, k, v, bias=bias)
+        biased = ((q * inverse**2) @ k.mT / math.sqrt(4) + bias).softmax(-1) @ v
+        fused = nn.functional.scaled_dot_product_attention(q * inverse**2, k, v, attn_mask=bias.expand(2, 3, 5, 7))
         for other in (changed, biased, fused):
             close(other, defined)
 
@@ -255,7 +285,7 @@ def test_statistics_of_prefixes_are_those_of_each_prefix():
 def test_learnable_beta_is_one_number_a_head():
     made = BatchNormAttention(12, 4, learnable_beta=True).double()
     made(random(1, 5, 12)).sum().backward()
-    assert made.beta.shape == (4, 1, 1) and made.beta.grad is not None
+    assert made.norm is not None and made.norm.beta.shape == (4, 1, 1) and made.norm.beta.grad is not None
 
 
 def test_heads_of_scale_one_are_softmax_attention():
@@ -271,8 +301,8 @@ def test_heads_of_scale_one_are_softmax_attention():
 def test_pooling_first_is_pooling_after_the_projection(n, scale):
     """B7: bias included; also where the scale does not divide the length, or is larger than it."""
     linear, x = nn.Linear(12, 5).double(), random(2, n, 12, seed=n)
-    first, _ = pool_tokens(x, scale)
-    after, _ = pool_tokens(linear(x), scale)
+    first, _ = Windows(n, scale).pooled(x)
+    after, _ = Windows(n, scale).pooled(linear(x))
     close(linear(first), after)
     assert first.shape[1] == -(-n // scale)
     if scale >= n:
@@ -282,7 +312,7 @@ def test_pooling_first_is_pooling_after_the_projection(n, scale):
 def test_a_head_of_scale_r_is_full_attention_over_repeated_pairs():
     """B6, where r divides N."""
     q, k, v = random(1, 1, 5, 4), random(1, 12, 4, seed=1), random(1, 12, 4, seed=2)
-    pooled = [pool_tokens(each, 3)[0] for each in (k, v)]
+    pooled = [Windows(12, 3).pooled(each)[0] for each in (k, v)]
     repeated = [each.repeat_interleave(3, 1)[None] for each in pooled]
     close(attend(q, pooled[0][None], pooled[1][None]), attend(q, *repeated))
 
@@ -295,24 +325,28 @@ def test_equal_scales_run_together_and_default_scales_keep_a_whole_head():
 
 def test_linear_attention_is_attention_with_a_finite_kernel():
     """A7: the state form equals the N × N form, also for every prefix."""
-    q, k, v = random(2, 3, 6, 4), random(2, 3, 6, 4, seed=1), random(2, 3, 6, 5, seed=2)
-    weights = feature_map(q) @ feature_map(k).mT
-    close(linear_attention(q, k, v), weights / weights.sum(-1, keepdim=True) @ v, 1e-13)
+    n = 150  # more than a chunk of the prefix form
+    q, k, v = random(2, 3, n, 4), random(2, 3, n, 4, seed=1), random(2, 3, n, 5, seed=2)
+    q, k = feature_map(q), feature_map(k)
+    weights = q @ k.mT
+    close(through_state(q, k, v), weights / weights.sum(-1, keepdim=True) @ v, 1e-13)
     lower = weights.tril()
-    close(linear_attention(q, k, v, causal=True), lower / lower.sum(-1, keepdim=True) @ v, 1e-13)
+    close(through_prefixes(q, k, v), lower / lower.sum(-1, keepdim=True) @ v, 1e-13)
 
 
 # ---------------------------------------------------------------- convolutions
 
 
-@pytest.mark.parametrize(("name", "plain"), [("conv1d", "softmax"), ("conv2d", "softmax"), ("conv2d+bn", "bn")])
+@pytest.mark.parametrize(
+    ("name", "plain"), [("conv1d", "softmax"), ("conv1d+bn", "bn"), ("conv2d", "softmax"), ("conv2d+bn", "bn")]
+)
 @pytest.mark.parametrize("apply_to", ["qk", "k", "qkv"])
 def test_the_delta_kernel_changes_nothing(name, plain, apply_to):
     """B10: training begins at plain attention."""
     conv, other, x = layer(name, apply_to=apply_to), layer(plain), random(2, 9, 12)
     other.load_state_dict({key: value for key, value in conv.state_dict().items() if "conv" not in key})
     close(conv(x), other(x))
-    extra = 3 ** (1 if name == "conv1d" else 2) * 12 * (2 if apply_to == "qkv" else 1)
+    extra = 3 ** (1 if name.startswith("conv1d") else 2) * 12 * (2 if apply_to == "qkv" else 1)
     assert sum(p.numel() for p in conv.parameters()) == sum(p.numel() for p in other.parameters()) + extra
 
 
@@ -321,9 +355,9 @@ def test_class_tokens_are_not_convolved():
     conv, x = layer("conv2d", class_tokens=1), random(2, 10, 12)
     plain = conv.weights(x)
     nn.init.normal_(conv.conv.weight)
-    q, k, _ = conv._convolved(x, None, None, False)
-    close(q[:, :, 0], conv.query(x)[:, 0].unflatten(-1, (4, 3)))
-    close(k[:, :, 0], conv.key(x)[:, 0].unflatten(-1, (4, 3)))
+    q, k, _ = conv.projected(x, x, None, False, True)
+    close(q[:, 0], conv.query(x)[:, 0])
+    close(k[:, 0], conv.key(x)[:, 0])
     assert (conv.weights(x) - plain).abs().max() > 1e-3
 
 

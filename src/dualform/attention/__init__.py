@@ -2,19 +2,28 @@
 
 from .batchnorm import BatchNormAttention
 from .conv import ConvAttention
+from .expansion import Expansion
+from .heads import Heads
 from .linear import LinearAttention
 from .load import load_from
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
+from .sparse import SparseAttention
 from .table import ATTENTIONS, build
+from .windows import default_scales, keep_rate
 
 __all__ = [
     "ATTENTIONS",
     "BatchNormAttention",
     "ConvAttention",
+    "Expansion",
+    "Heads",
     "LinearAttention",
     "ScaledHeadAttention",
     "SoftmaxAttention",
+    "SparseAttention",
     "build",
+    "default_scales",
+    "keep_rate",
     "load_from",
 ]

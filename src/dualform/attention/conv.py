@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .batchnorm import normalised_query, statistics_of
-from .core import MultiHead, Padding, attend, attention_weights, see_that_they_fit, split_heads
+from .heads import MultiHead
+from .norm import KeyNorm
+from .pairs import Padding
+from .softmax import Softmax
+from .windows import Grid
 
 ApplyTo = Literal["qk", "k", "qkv"]
 
@@ -31,52 +34,32 @@ class ConvAttention(MultiHead):
 
     def __init__(
         self, width: int, heads: int, *, axes: Literal[1, 2] = 2, kernel: int = 3, apply_to: ApplyTo = "qk",
-        grid: tuple[int, int] | None = None, class_tokens: int = 0, normalise: bool = False, beta: float = 1.0,
-        use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
+        grid: Grid = None, class_tokens: int = 0, normalise: bool = False, beta: float = 1.0, use_var: bool = True,
+        eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(width, heads, dropout=dropout, bias=bias)
+        norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
+        super().__init__(width, heads, Softmax(), norm=norm, dropout=dropout, bias=bias)
         if kernel < 1 or kernel % 2 == 0:
             raise SizeError(f"kernel={kernel} must be odd, so that a token stands in its middle.")
         if apply_to not in ("qk", "k", "qkv"):
             raise SizeError(f"apply_to={apply_to!r} is not known; choose 'qk', 'k' or 'qkv'.")
-        self.axes, self.kernel, self.grid, self.class_tokens = axes, kernel, grid, class_tokens
+        self.axes, self.side, self.grid, self.class_tokens = axes, kernel, grid, class_tokens
         self.apply_to: ApplyTo = apply_to
-        self.normalise, self.beta, self.use_var, self.eps = normalise, beta, use_var, eps
         self.conv = self._delta()
         self.value_conv = self._delta() if apply_to == "qkv" else None
 
-    def head_outputs(
-        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
-        causal: bool = False,
-    ) -> Float[Tensor, "b H n d"]:  # fmt: skip
-        """What each head gives, before the heads are merged."""
-        q, k, v = self._convolved(x, context, padding, causal)
-        return attend(q, k, v, padding=padding, causal=causal, dropout=self.drop)
-
-    def weights(
-        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
-        causal: bool = False,
-    ) -> Float[Tensor, "b H n m"]:  # fmt: skip
-        """How much each token attends to each other one, head by head."""
-        q, k, _ = self._convolved(x, context, padding, causal)
-        return attention_weights(q, k, padding=padding, causal=causal)
-
-    def _convolved(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> tuple[Tensor, ...]:
+    def projected(
+        self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool
+    ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
+        """Queries, keys and values, convolved."""
         if causal and self.axes == 2:
             raise SizeError("a grid has no order, so Attention-Conv2D is not causal. Take conv1d for sequences.")
-        own = context is None
-        context = x if context is None else context
-        see_that_they_fit(x, context, causal)
-        q, k, v = self.query(x), self.key(context), self.value(context)
+        q, k, v = super().projected(x, context, padding, causal, own)
         if self.apply_to != "k":
             q = self._over_tokens(self.conv, q, padding if own else None, causal)
         k = self._over_tokens(self.conv, k, padding, causal)
         if self.value_conv is not None:
             v = self._over_tokens(self.value_conv, v, padding, causal)
-        q, k, v = (split_heads(each, self.heads) for each in (q, k, v))
-        if self.normalise:
-            found = statistics_of(k, padding, causal)
-            q = normalised_query(q, found, beta=self.beta, use_var=self.use_var, eps=self.eps)
         return q, k, v
 
     def _over_tokens(self, conv: nn.Module, x: Tensor, padding: Padding, causal: bool) -> Tensor:
@@ -84,9 +67,9 @@ class ConvAttention(MultiHead):
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         first, rest = x[:, : self.class_tokens], x[:, self.class_tokens :].mT  # b D n
-        half = self.kernel // 2
+        half = self.side // 2
         if self.axes == 1:
-            sides = (self.kernel - 1, 0) if causal else (half, half)
+            sides = (self.side - 1, 0) if causal else (half, half)
             rest = conv(nn.functional.pad(rest, sides))
         else:
             sides = (half,) * 4
@@ -106,8 +89,8 @@ class ConvAttention(MultiHead):
     def _delta(self) -> Any:
         """A depthwise convolution that changes nothing yet."""
         kind = nn.Conv1d if self.axes == 1 else nn.Conv2d
-        conv = kind(self.width, self.width, self.kernel, groups=self.width, bias=False)
+        conv = kind(self.width, self.width, self.side, groups=self.width, bias=False)
         nn.init.zeros_(conv.weight)
         with torch.no_grad():
-            conv.weight[(slice(None), slice(None), *(self.kernel // 2,) * self.axes)] = 1.0
+            conv.weight[(slice(None), slice(None), *(self.side // 2,) * self.axes)] = 1.0
         return conv

@@ -10,17 +10,35 @@ from dualform.errors import QueryError
 
 from .batchnorm import BatchNormAttention
 from .conv import ConvAttention
-from .linear import LinearAttention
+from .linear import Linear, LinearAttention
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
+from .sparse import Sparse, SparseAttention
+
+PATTERN = ("window", "stride", "stats", "way")
+
+
+def _sparse(layer: Callable[..., nn.Module], width: int, heads: int, **options: Any) -> nn.Module:
+    """A layer on the sparse kernel: options of the pattern are the kernel's, all others the layer's."""
+    pattern = {name: options.pop(name) for name in PATTERN if name in options}
+    return layer(width, heads, kernel=Sparse(**pattern), **options)
+
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "softmax": SoftmaxAttention,
-    "linear": LinearAttention,
     "bn": BatchNormAttention,
     "sh": ScaledHeadAttention,
     "bn+sh": partial(ScaledHeadAttention, normalise=True),
+    "linear": LinearAttention,
+    "linear-bn": partial(BatchNormAttention, kernel=Linear()),
+    "linear-sh": partial(ScaledHeadAttention, kernel=Linear()),
+    "linear-bn+sh": partial(ScaledHeadAttention, kernel=Linear(), normalise=True),
+    "sparse": SparseAttention,
+    "sparse-bn": partial(_sparse, BatchNormAttention),
+    "sparse-sh": partial(_sparse, ScaledHeadAttention),
+    "sparse-bn+sh": partial(_sparse, partial(ScaledHeadAttention, normalise=True)),
     "conv1d": partial(ConvAttention, axes=1),
+    "conv1d+bn": partial(ConvAttention, axes=1, normalise=True),
     "conv2d": ConvAttention,
     "conv2d+bn": partial(ConvAttention, normalise=True),
 }

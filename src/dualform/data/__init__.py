@@ -1,20 +1,26 @@
 """The real data sets, found or downloaded, never invented."""
 
-from .digits import digits
+from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
 from .reference import Scale, Split, reference_images
+from .reviews import Bytes, Reviews, as_bytes, reviews
+from .series import Series, series, standardised
 from .stories import Stories, stories
 from .text import aesop, wikitext2
 
 __all__ = [
     "FASHION",
     "OBJECTS",
+    "Bytes",
     "Images",
+    "Reviews",
     "Scale",
+    "Series",
     "Split",
     "Stories",
     "aesop",
+    "as_bytes",
     "cifar10",
     "data_file",
     "digits",
@@ -22,6 +28,10 @@ __all__ = [
     "mnist",
     "reference_images",
     "reference_scale",
+    "reviews",
+    "series",
+    "small_digits",
+    "standardised",
     "stories",
     "wikitext2",
 ]

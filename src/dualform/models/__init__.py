@@ -1,6 +1,19 @@
 """Networks to record and ask."""
 
+from .block import Block
+from .classifier import SequenceClassifier, SeriesClassifier, TextClassifier
 from .lstm import LSTMLanguageModel
 from .mlp import MLP
+from .transformer import TransformerLM
+from .vit import ViT
 
-__all__ = ["MLP", "LSTMLanguageModel"]
+__all__ = [
+    "MLP",
+    "Block",
+    "LSTMLanguageModel",
+    "SequenceClassifier",
+    "SeriesClassifier",
+    "TextClassifier",
+    "TransformerLM",
+    "ViT",
+]

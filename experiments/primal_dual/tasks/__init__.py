@@ -1,0 +1,6 @@
+"""Tasks that are made, not measured."""
+
+from .listops import ListOps, listops
+from .needle import Needle, needle
+
+__all__ = ["ListOps", "Needle", "listops", "needle"]

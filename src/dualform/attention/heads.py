@@ -1,0 +1,124 @@
+"""Heads: what each gives is merged by one last projection. How they weigh what they see is their kernel's affair."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualform.errors import SizeError
+
+from .core import exact_ratio, merge_heads, see_that_they_fit, split_heads
+from .expansion import Expansion
+from .norm import KeyNorm
+from .pairs import Padding, Pairs
+from .windows import Windows
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """How queries weigh the keys that they see."""
+
+    def outputs(
+        self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
+    ) -> Float[Tensor, "b h n d"]:
+        """What the heads give, in the fastest way."""
+        ...
+
+    def expansion(
+        self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
+    ) -> Expansion:
+        """The same, written out."""
+        ...
+
+
+class Group(NamedTuple):
+    """Heads that see the same pairs: their numbers, their queries, and the pairs."""
+
+    heads: tuple[int, ...]
+    q: Float[Tensor, "b h n d"]
+    pairs: Pairs
+
+
+class Heads(nn.Module):
+    """Attention. A member of the family says in ``groups`` what its heads see, and has a kernel.
+
+    ``norm`` normalises queries and keys; ``dropout`` drops attention weights in training.
+    """
+
+    out: nn.Linear
+
+    def __init__(
+        self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
+        if not 0 <= dropout < 1:
+            raise SizeError(f"dropout={dropout} must lie in [0, 1).")
+        self.kernel, self.norm, self.dropout = kernel, norm, dropout
+
+    def forward(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b n D"]:  # fmt: skip
+        """Attend from each token of ``x`` to those of ``context`` (None: of ``x`` itself)."""
+        return self.out(merge_heads(self.head_outputs(x, context, padding=padding, causal=causal)))
+
+    def head_outputs(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b H n d"]:  # fmt: skip
+        """What each head gives, before the heads are merged."""
+        drop = self.dropout if self.training else 0.0
+        found = [
+            self.kernel.outputs(group.q, group.pairs, self.norm, drop)
+            for group in self._groups(x, context, padding, causal)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def expansions(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> list[Expansion]:  # fmt: skip
+        """The heads as support vector expansions: those that see the same pairs together."""
+        return [self.kernel.expansion(*group, self.norm) for group in self._groups(x, context, padding, causal)]
+
+    def weights(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b H n m"]:  # fmt: skip
+        """How much each token attends to each other one, head by head. A window's weight is shared by its tokens."""
+        found = self.expansions(x, context, padding=padding, causal=causal)
+        return torch.cat([each.over_tokens(padding) for each in found], 1)
+
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
+        """Queries, and the pairs that they see. ``own`` tells self-attention from that to another sequence."""
+        raise NotImplementedError
+
+    def _groups(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
+        other = x if context is None else context
+        see_that_they_fit(x.shape[1], other.shape[1], causal)
+        return self.groups(x, other, padding, causal, context is None)
+
+
+class MultiHead(Heads):
+    """Heads with one projection each for queries, keys and values, which all see all tokens."""
+
+    def __init__(
+        self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(width, heads, kernel, norm=norm, dropout=dropout)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=bias) for _ in range(4))
+
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
+        """All heads together."""
+        q, k, v = (split_heads(each, self.heads) for each in self.projected(x, context, padding, causal, own))
+        yield Group(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, causal))
+
+    def projected(
+        self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool
+    ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
+        """Queries, keys and values."""
+        return self.query(x), self.key(context), self.value(context)

@@ -1,0 +1,154 @@
+r"""Sparse attention: each query sees its neighbours and every c-th token (after Child et al. 2019, arXiv 1904.10509).
+
+.. math:: h_i = \sum_{j \in M_i} \mathrm{softmax}_{j \in M_i}(q_i^\top k_j/\sqrt d)\, v_j,\qquad
+    M_i = \{j : |i - j| \le w \text{ or } (j + 1) \bmod c = 0\}
+
+As a support vector expansion, each query has a fit of its own, on the keys in its M. A pooled window is seen where any
+of its tokens is. The pattern of Nguyen et al. (2023) was not at hand: w and c are arguments, ⌈√N⌉ by default.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dualform.errors import SizeError
+
+from .core import attend
+from .expansion import Expansion
+from .heads import MultiHead
+from .norm import KeyNorm, Statistics, statistics_of, subset_statistics
+from .pairs import Pairs
+from .windows import Windows
+
+LEAST_BLOCK = 16
+"""Queries that are taken together at least: shorter blocks waste more than they save."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Who sees whom: neighbours up to ``window`` tokens away, and the last of every ``stride`` tokens."""
+
+    window: int
+    stride: int
+
+    def sees(self, query: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """Whether a query sees any of the tokens from the first to the last."""
+        near = (first <= query + self.window) & (last >= query - self.window)
+        return near | (torch.div(last + 1, self.stride, rounding_mode="floor") > first // self.stride)
+
+
+class Gathered(NamedTuple):
+    """For each block of queries: which keys one of them may see, and which of these each query does not."""
+
+    keys: Int[Tensor, "c l"]
+    hidden: Bool[Tensor, "c s l"]
+
+
+@lru_cache(maxsize=64)
+def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own: bool) -> Gathered:
+    """Cut the queries into blocks, and gather for each the windows near it and those that hold a strided token.
+
+    There are some three times as many as a query sees, so what is computed grows with what is seen: with N√N.
+    """
+    count, w, last = windows.count, pattern.window, windows.tokens - 1
+    size = max(w, LEAST_BLOCK)
+    begin = torch.arange(0, queries, size).unsqueeze(1)  # c 1
+    query = begin.unsqueeze(-1) + torch.arange(size).unsqueeze(-1)  # c s 1
+    lowest = windows.of_token[(begin - w).clamp(0, last)]
+    highest = windows.of_token[(begin + size - 1 + (0 if causal else w)).clamp(max=last)]
+    near = lowest + torch.arange(int((highest - lowest).max()) + 1)  # c l
+    strided = windows.of_token[(torch.arange(windows.tokens // pattern.stride) + 1) * pattern.stride - 1].unique()
+    again = (strided >= lowest) & (strided <= highest)
+    index = torch.cat([near.clamp(max=count - 1), strided.expand(len(begin), -1)], 1)
+    first, final = windows.first[index].unsqueeze(1), windows.last[index].unsqueeze(1)
+    hidden = torch.cat([near > highest, again], 1).unsqueeze(1) | ~pattern.sees(query, first, final)
+    if causal:
+        hidden = hidden | (windows.end[index].unsqueeze(1) > query)
+    if own:
+        mine = (begin + torch.arange(size)).clamp(max=queries - 1)
+        index = torch.cat([index, count + mine], 1)
+        hidden = torch.cat([hidden, ~torch.eye(size, dtype=torch.bool).expand(len(begin), size, size)], 2)
+    return Gathered(index, hidden)
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Softmax over the keys of a pattern.
+
+    ``stats`` says what a normalisation is measured on: "all" keys, or the "subset" that each query sees, which is the
+    literal reading of one fit a query. ``way`` is "gathered", whose cost follows what is seen, or "dense", the
+    reference: all scores, then a mask.
+    """
+
+    window: int | None = None
+    stride: int | None = None
+    stats: Literal["all", "subset"] = "all"
+    way: Literal["gathered", "dense"] = "gathered"
+
+    def __post_init__(self) -> None:
+        if (self.window is not None and self.window < 0) or (self.stride is not None and self.stride < 1):
+            raise SizeError(f"window={self.window} must be 0 or more, and stride={self.stride} 1 or more.")
+        if self.stats not in ("all", "subset") or self.way not in ("gathered", "dense"):
+            raise SizeError(f"stats={self.stats!r} is 'all' or 'subset', and way={self.way!r} 'gathered' or 'dense'.")
+
+    def pattern(self, windows: Windows) -> Pattern:
+        """The pattern for so many tokens."""
+        if windows.grid is not None and windows.scale > 1:
+            raise SizeError("blocks of a grid are no stretches of a sequence: sparse heads are pooled without grid=.")
+        root = math.isqrt(max(windows.tokens - 1, 0)) + 1
+        return Pattern(root if self.window is None else self.window, self.stride or root)
+
+    def outputs(
+        self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
+    ) -> Float[Tensor, "b h n d"]:
+        """Block by block of the queries, on the fused kernel."""
+        if self.way == "dense":
+            return self.expansion((), q, pairs, norm).outputs(dropout)
+        n, device = q.shape[-2], q.device
+        found = gathered(self.pattern(pairs.windows), n, pairs.windows, pairs.causal, pairs.own is not None)
+        index, hidden = found.keys.to(device), found.hidden.to(device)[None]  # 1 c s l
+        if norm is not None and self.stats == "all":
+            q = norm.query(q, statistics_of(pairs))
+        if pairs.empty is not None:
+            empty = pairs.empty if pairs.own is None else F.pad(pairs.empty, (0, n))
+            hidden = hidden | empty[:, index].unsqueeze(-2)  # b c s l
+        keys, values = pairs.keys[:, :, index], pairs.values[:, :, index]  # b h c l d
+        size = hidden.shape[-2]
+        q = F.pad(q, (0, 0, 0, -n % size)).unflatten(-2, (-1, size))  # b h c s d
+        if norm is not None and self.stats == "subset":
+            q = norm.query(q, subset_statistics(keys, ~hidden.unsqueeze(1)))
+        if hidden.shape[0] > 1:
+            hidden = hidden.repeat_interleave(q.shape[1], 0)
+        out = attend(*(each.flatten(0, 1) for each in (q, keys, values)), hidden=hidden, dropout=dropout)
+        return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :n]
+
+    def expansion(
+        self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
+    ) -> Expansion:
+        """All scores, and a mask."""
+        n, windows = q.shape[-2], pairs.windows
+        query = torch.arange(n).unsqueeze(1)
+        unseen = ~self.pattern(windows).sees(query, windows.first, windows.last).to(q.device)
+        if pairs.own is not None:
+            unseen = F.pad(unseen, (0, n))
+        hidden = pairs.hidden(n)
+        hidden = unseen[None, None] if hidden is None else hidden | unseen
+        k = pairs.keys
+        if norm is not None:
+            statistics: Statistics = statistics_of(pairs) if self.stats == "all" else subset_statistics(k, ~hidden)
+            whole = self.stats == "all" and not pairs.causal
+            q, k = (norm(q, statistics), norm(k, statistics)) if whole else (norm.query(q, statistics), k)
+        return Expansion(heads, "exp", q, k, hidden, pairs)
+
+
+class SparseAttention(MultiHead):
+    """Multi-head attention over a pattern of neighbours and strided tokens; options are those of ``Sparse``."""
+
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True, **pattern: Any) -> None:
+        super().__init__(width, heads, Sparse(**pattern), dropout=dropout, bias=bias)

@@ -1,0 +1,62 @@
+"""A transformer block with any attention of the table. Its parts have the names that timm gives them."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualform.attention import build
+from dualform.attention.pairs import Padding
+from dualform.errors import SizeError
+
+
+class Feedforward(nn.Module):
+    """Two linear layers with a GELU between them, token by token."""
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
+        """The new tokens."""
+        return self.fc2(self.drop(self.act(self.fc1(x))))
+
+
+class Block(nn.Module):
+    """Attention and a feedforward network, each behind a normalisation and beside a skip connection.
+
+    ``attention`` is a name of the table; its own options, such as ``scales``, go to it.
+    """
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, *, attention: str = "softmax", dropout: float = 0.0,
+        eps: float = 1e-5, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(width, eps), build(attention, width, heads, **options)
+        self.norm2, self.mlp = nn.LayerNorm(width, eps), Feedforward(width, hidden, dropout)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "b n D"], *, padding: Padding = None, causal: bool = False
+    ) -> Float[Tensor, "b n D"]:
+        """The tokens after this block."""
+        x = x + self.drop(self.attn(self.norm1(x), padding=padding, causal=causal))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+
+def small_normal(*modules: nn.Module) -> None:
+    """Begin embeddings small: N(0, 0.02²)."""
+    for module in modules:
+        if isinstance(module, nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+
+
+def see_that_it_fits(length: int, position: nn.Embedding) -> None:
+    """A sequence can be as long as the model has positions."""
+    if length > position.num_embeddings:
+        raise SizeError(
+            f"a sequence of {length} tokens is longer than the {position.num_embeddings} positions of this model. Cut "
+            "it, or build the model with a larger length."
+        )

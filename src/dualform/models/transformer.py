@@ -1,0 +1,41 @@
+"""A language model: a transformer that says what comes next."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .block import Block, see_that_it_fits, small_normal
+
+
+class TransformerLM(nn.Module):
+    """Tokens with learned positions, causal transformer blocks, and a linear layer to the next token.
+
+    ``tied`` lets the last layer share the weights of the embedding.
+    """
+
+    def __init__(
+        self, tokens: int, length: int, *, width: int = 64, heads: int = 4, layers: int = 2, hidden: int | None = None,
+        attention: str = "softmax", dropout: float = 0.0, tied: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.embed, self.position = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden or 4 * width, attention=attention, dropout=dropout, **options)
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=not tied)
+        small_normal(self.embed, self.position)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
+        """The logits of the next token at every place."""
+        length = tokens.shape[1]
+        see_that_it_fits(length, self.position)
+        x = self.drop(self.embed(tokens) + self.position(torch.arange(length, device=tokens.device)))
+        for block in self.blocks:
+            x = block(x, causal=True)
+        return self.head(self.norm(x))

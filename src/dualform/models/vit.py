@@ -1,0 +1,71 @@
+"""A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), whose parts have the names that timm gives them."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualform.attention.core import exact_ratio
+
+from .block import Block
+
+
+class PatchEmbed(nn.Module):
+    """Cut a picture into patches, and make a token of each."""
+
+    def __init__(self, channels: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
+        """The patches, row by row."""
+        return self.proj(images).flatten(2).mT
+
+
+class ViT(nn.Module):
+    """A class token, patches with learned positions, transformer blocks, and a linear layer on the class token.
+
+    ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Attention layers that know
+    of grids and class tokens are told of them.
+    """
+
+    def __init__(
+        self, size: int, patch: int, *, channels: int = 3, classes: int, width: int = 192, heads: int = 3,
+        layers: int = 12, ratio: float = 4.0, attention: str = "softmax", dropout: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        side = exact_ratio("size", size, "patch", patch)
+        self.patch_embed = PatchEmbed(channels, patch, width)
+        self.cls_token, self.pos_embed = (
+            nn.Parameter(torch.zeros(1, 1, width)),
+            nn.Parameter(torch.empty(1, side**2 + 1, width)),
+        )
+        self.pos_drop = nn.Dropout(dropout)
+        options = about_tokens(attention, side) | options
+        self.blocks = nn.ModuleList(
+            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, eps=1e-6, **options)
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.LayerNorm(width, 1e-6), nn.Linear(width, classes)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.normal_(self.cls_token, std=1e-6)
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        """The logits of each picture."""
+        return self.head(self.features(images)[:, 0])
+
+    def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
+        """All tokens behind the last block, the class token first."""
+        x = self.patch_embed(images)
+        x = self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def about_tokens(attention: str, side: int) -> dict[str, Any]:
+    """What an attention layer has to know of the tokens: the first is a class token, the others are a grid."""
+    if attention.startswith("conv2d"):
+        return {"class_tokens": 1, "grid": (side, side)}
+    return {"class_tokens": 1} if attention.startswith("conv1d") or attention.endswith("sh") else {}
