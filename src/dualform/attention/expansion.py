@@ -20,6 +20,7 @@ from .pairs import Padding, Pairs
 KernelName = Literal["exp", "elu"]
 """exp: :math:`\\exp(q^\\top k/\\sqrt d)`. elu: :math:`\\varphi(q)^\\top\\varphi(k)` with φ = elu + 1."""
 
+
 @dataclass(frozen=True)
 class Expansion:
     """Some heads of a layer, and what they are made of.
@@ -43,12 +44,12 @@ class Expansion:
     @property
     def first(self) -> Int[Tensor, " w"]:
         """The first token of each key's window."""
-        return self.pairs.windows.first
+        return torch.from_numpy(self.pairs.windows.first)
 
     @property
     def last(self) -> Int[Tensor, " w"]:
         """The last token of each key's window."""
-        return self.pairs.windows.last
+        return torch.from_numpy(self.pairs.windows.last)
 
     def weights(self) -> Float[Tensor, "b h n m"]:
         """How much each query attends to each key: lines sum to 1, or are zero where no key is seen."""

@@ -16,8 +16,8 @@ Statistics = tuple[Float[Tensor, "b h *c #n d"], Float[Tensor, "b h *c #n d"]]
 def key_statistics(k: Float[Tensor, "b h m d"], padding: Padding = None) -> Statistics:
     """Mean and variance over the keys that are there."""
     if padding is None:
-        variance, mean = torch.var_mean(k, -2, correction=0, keepdim=True)
-        return mean, variance
+        mean = k.mean(-2, keepdim=True)
+        return mean, (k - mean).square().mean(-2, keepdim=True)
     there = (~padding)[:, None, :, None].to(k.dtype)
     count = there.sum(-2, keepdim=True).clamp(min=1)
     mean = (k * there).sum(-2, keepdim=True) / count
@@ -103,4 +103,4 @@ def normalised_query(
     r"""The query that makes softmax attention Attention-BN: :math:`(q - \beta\mu)/(\sigma^2 + \varepsilon)`."""
     mean, variance = statistics
     centred = q - beta * mean
-    return centred / (variance + eps) if use_var else centred
+    return centred * (variance + eps).reciprocal() if use_var else centred

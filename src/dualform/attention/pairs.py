@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -41,8 +42,7 @@ class Pairs:
         """Which keys each of n queries does not see; None where all see all."""
         device = self.k.device
         if self.causal:
-            late = self.windows.end.to(device) > torch.arange(n, device=device).unsqueeze(1)
-            hidden = late[None, None]
+            hidden = torch.from_numpy(self.windows.end > np.arange(n)[:, None]).to(device)[None, None]
         elif self.empty is not None:
             hidden = torch.zeros(1, 1, n, self.k.shape[-2], dtype=torch.bool, device=device)
         else:

@@ -48,8 +48,8 @@ class PrimalAttention(MultiHead):
         found = self.g(x)
         if found.shape[:-1] != x.shape[:-1]:
             raise SizeError(
-                f"g makes {tuple(found.shape)} of {tuple(x.shape)} (batch, heads, tokens, numbers): it must keep all axes "
-                "but the last."
+                f"g makes {tuple(found.shape)} of {tuple(x.shape)} (batch, heads, tokens, numbers): it must keep all "
+                "axes but the last."
             )
         return found
 

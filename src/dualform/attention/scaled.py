@@ -27,13 +27,14 @@ class ScaledHeadAttention(Heads):
     """Attention-SH: no parameter is added, and with all scales 1 it is the kernel's plain attention.
 
     ``normalise`` makes it Attention-BN+SH: the statistics are those of the pooled keys of each head. ``class_tokens``
-    at the front are never pooled; with a ``grid`` (height, width) the others are pooled in blocks of it.
+    at the front are never pooled; with a ``grid`` (height, width) the others are pooled in blocks of it. Without
+    ``prepool`` all tokens are projected, then pooled: the same, at a higher cost (as it always is where it is causal).
     """
 
     def __init__(
         self, width: int, heads: int, *, kernel: Kernel | None = None, scales: Sequence[int] | None = None,
-        pool: Pool = "avg", class_tokens: int = 0, grid: Grid = None, normalise: bool = False, beta: float = 1.0,
-        use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
+        pool: Pool = "avg", prepool: bool = True, class_tokens: int = 0, grid: Grid = None, normalise: bool = False,
+        beta: float = 1.0, use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
         super().__init__(width, heads, kernel or Softmax(), norm=norm, dropout=dropout)
@@ -43,7 +44,7 @@ class ScaledHeadAttention(Heads):
         if pool not in ("avg", "stride"):
             raise SizeError(f"pool={pool!r} is not known; choose 'avg' or 'stride'.")
         self.pool: Pool = pool
-        self.class_tokens, self.grid = class_tokens, grid
+        self.prepool, self.class_tokens, self.grid = prepool, class_tokens, grid
         self.counts = {scale: self.scales.count(scale) for scale in dict.fromkeys(self.scales)}
         self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
         sizes = {str(scale): count * self.size for scale, count in self.counts.items()}
@@ -65,11 +66,12 @@ class ScaledHeadAttention(Heads):
     def _pairs(self, context: Tensor, scale: int, count: int, padding: Padding, causal: bool) -> Pairs:
         """Keys and values of the heads of one scale: pooled before they are projected, where it is not causal."""
         windows = Windows(context.shape[1], scale, self.pool, self.class_tokens, self.grid)
-        later = causal and scale > 1
+        later = scale > 1 and (causal or not self.prepool)
         tokens, empty = (context, padding) if later else windows.pooled(context, padding)
         k, v = (split_heads(each[str(scale)](tokens), count) for each in (self.key, self.value))
         if not later:
             return Pairs(k, v, windows, empty, causal)
         hidden = None if padding is None else padding.unsqueeze(1)
         (pooled_k, empty), (pooled_v, _) = windows.pooled(k, hidden), windows.pooled(v, hidden)
-        return Pairs(pooled_k, pooled_v, windows, None if empty is None else empty.squeeze(1), True, (k, v))
+        own = (k, v) if causal else None
+        return Pairs(pooled_k, pooled_v, windows, None if empty is None else empty.squeeze(1), causal, own)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,7 +46,7 @@ def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float
     """Causal attention to complete windows and to each query's own token."""
     assert pairs.own is not None
     own_k, own_v = pairs.own
-    late = pairs.windows.end.to(q.device) > torch.arange(q.shape[-2], device=q.device).unsqueeze(1)
+    late = torch.from_numpy(pairs.windows.end > np.arange(q.shape[-2])[:, None]).to(q.device)
     if pairs.empty is not None:
         late = late | pairs.empty[:, None, None, :]
     logits = (q @ pairs.k.mT).masked_fill(late, -torch.inf)

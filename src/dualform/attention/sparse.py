@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -37,44 +38,44 @@ class Pattern:
     window: int
     stride: int
 
-    def sees(self, query: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    def sees(self, query: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Whether a query sees any of the tokens from the first to the last."""
         near = (first <= query + self.window) & (last >= query - self.window)
-        return near | (torch.div(last + 1, self.stride, rounding_mode="floor") > first // self.stride)
+        return near | ((last + 1) // self.stride > first // self.stride)
 
 
 class Gathered(NamedTuple):
     """For each block of queries: which keys one of them may see, and which of these each query does not."""
 
-    keys: Int[Tensor, "c l"]
-    hidden: Bool[Tensor, "c s l"]
+    keys: Int[np.ndarray, "c l"]
+    hidden: Bool[np.ndarray, "c s l"]
 
 
 @lru_cache(maxsize=64)
 def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own: bool) -> Gathered:
     """Cut the queries into blocks, and gather for each the windows near it and those that hold a strided token.
 
-    There are some three times as many as a query sees, so what is computed grows with what is seen: with N√N.
+    There are less than twice as many as its queries see, so what is computed grows with what is seen: with N√N.
     """
-    count, w, last = windows.count, pattern.window, windows.tokens - 1
+    w, last = pattern.window, windows.tokens - 1
     size = max(w, LEAST_BLOCK)
-    begin = torch.arange(0, queries, size).unsqueeze(1)  # c 1
-    query = begin.unsqueeze(-1) + torch.arange(size).unsqueeze(-1)  # c s 1
-    lowest = windows.of_token[(begin - w).clamp(0, last)]
-    highest = windows.of_token[(begin + size - 1 + (0 if causal else w)).clamp(max=last)]
-    near = lowest + torch.arange(int((highest - lowest).max()) + 1)  # c l
-    strided = windows.of_token[(torch.arange(windows.tokens // pattern.stride) + 1) * pattern.stride - 1].unique()
+    begin = np.arange(0, queries, size)[:, None]  # c 1
+    query = begin[..., None] + np.arange(size)[:, None]  # c s 1
+    lowest = windows.of_token[(begin - w).clip(0, last)]
+    highest = windows.of_token[(begin + size - 1 + (0 if causal else w)).clip(max=last)]
+    near = lowest + np.arange((highest - lowest).max() + 1)  # c l
+    strided = np.unique(windows.of_token[pattern.stride - 1 :: pattern.stride])
     again = (strided >= lowest) & (strided <= highest)
-    index = torch.cat([near.clamp(max=count - 1), strided.expand(len(begin), -1)], 1)
-    first, final = windows.first[index].unsqueeze(1), windows.last[index].unsqueeze(1)
-    hidden = torch.cat([near > highest, again], 1).unsqueeze(1) | ~pattern.sees(query, first, final)
+    keys = np.concatenate([near.clip(max=windows.count - 1), np.broadcast_to(strided, again.shape)], 1)
+    useless = np.concatenate([near > highest, again], 1)[:, None]
+    hidden = useless | ~pattern.sees(query, windows.first[keys][:, None], windows.last[keys][:, None])
     if causal:
-        hidden = hidden | (windows.end[index].unsqueeze(1) > query)
+        hidden = hidden | (windows.end[keys][:, None] > query)
     if own:
-        mine = (begin + torch.arange(size)).clamp(max=queries - 1)
-        index = torch.cat([index, count + mine], 1)
-        hidden = torch.cat([hidden, ~torch.eye(size, dtype=torch.bool).expand(len(begin), size, size)], 2)
-    return Gathered(index, hidden)
+        mine = (begin + np.arange(size)).clip(max=queries - 1)
+        others = np.broadcast_to(~np.eye(size, dtype=bool), (len(begin), size, size))
+        keys, hidden = np.concatenate([keys, windows.count + mine], 1), np.concatenate([hidden, others], 2)
+    return Gathered(keys, hidden)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Sparse:
             return self.expansion((), q, pairs, norm).outputs(dropout)
         n, device = q.shape[-2], q.device
         found = gathered(self.pattern(pairs.windows), n, pairs.windows, pairs.causal, pairs.own is not None)
-        index, hidden = found.keys.to(device), found.hidden.to(device)[None]  # 1 c s l
+        index, hidden = (torch.from_numpy(each).to(device) for each in found)
+        hidden = hidden[None]  # 1 c s l
         if norm is not None and self.stats == "all":
             q = norm.query(q, statistics_of(pairs))
         if pairs.empty is not None:
@@ -133,8 +135,8 @@ class Sparse:
     ) -> Expansion:
         """All scores, and a mask."""
         n, windows = q.shape[-2], pairs.windows
-        query = torch.arange(n).unsqueeze(1)
-        unseen = ~self.pattern(windows).sees(query, windows.first, windows.last).to(q.device)
+        unseen = ~self.pattern(windows).sees(np.arange(n)[:, None], windows.first, windows.last)
+        unseen = torch.from_numpy(unseen).to(q.device)
         if pairs.own is not None:
             unseen = F.pad(unseen, (0, n))
         hidden = pairs.hidden(n)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,6 +15,7 @@ from dualform.errors import SizeError
 
 Pool = Literal["avg", "stride"]
 Grid = tuple[int, int] | None
+Places = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)
@@ -39,39 +41,47 @@ class Windows:
                 f"{self.grid[1]}. Give grid=(height, width) as it is, or grid=None for a sequence."
             )
 
-    @cached_property
-    def of_token(self) -> Int[Tensor, " m"]:
-        """The window of each token."""
-        first, rest = self.class_tokens, torch.arange(self.tokens - self.class_tokens)
-        if self.grid is None or self.scale == 1:
-            return torch.cat([torch.arange(first), first + rest // self.scale])
-        height, width = block(self.scale)
-        row, column = rest // self.grid[1] // height, rest % self.grid[1] // width
-        return torch.cat([torch.arange(first), first + row * -(-self.grid[1] // width) + column])
-
-    @cached_property
+    @property
     def count(self) -> int:
         """How many windows there are."""
-        return int(self.of_token.max()) + 1 if self.tokens else 0
+        if self.grid is None or self.scale == 1:
+            return self.class_tokens + -(-(self.tokens - self.class_tokens) // self.scale)
+        height, width = block(self.scale)
+        return self.class_tokens + -(-self.grid[0] // height) * -(-self.grid[1] // width)
 
     @cached_property
-    def first(self) -> Int[Tensor, " w"]:
+    def of_token(self) -> Places:
+        """The window of each token."""
+        first, rest = np.arange(self.class_tokens), np.arange(self.tokens - self.class_tokens)
+        if self.grid is None or self.scale == 1:
+            return np.concatenate([first, len(first) + rest // self.scale])
+        height, width = block(self.scale)
+        row, column = rest // self.grid[1] // height, rest % self.grid[1] // width
+        return np.concatenate([first, len(first) + row * -(-self.grid[1] // width) + column])
+
+    @cached_property
+    def sizes(self) -> Places:
+        """How many tokens each window has."""
+        return np.bincount(self.of_token, minlength=self.count)
+
+    @cached_property
+    def first(self) -> Places:
         """The first token of each window."""
-        return torch.full((self.count,), self.tokens).scatter_reduce(
-            0, self.of_token, torch.arange(self.tokens), "amin"
-        )
+        found = np.full(self.count, self.tokens)
+        np.minimum.at(found, self.of_token, np.arange(self.tokens))
+        return found
 
     @cached_property
-    def last(self) -> Int[Tensor, " w"]:
+    def last(self) -> Places:
         """The last token of each window."""
-        return torch.zeros(self.count, dtype=torch.int64).scatter_reduce(
-            0, self.of_token, torch.arange(self.tokens), "amax"
-        )
+        found = np.zeros(self.count, dtype=np.int64)
+        np.maximum.at(found, self.of_token, np.arange(self.tokens))
+        return found
 
     @cached_property
-    def end(self) -> Int[Tensor, " w"]:
+    def end(self) -> Places:
         """Where each window of a sequence is complete: its last token, had it all of them."""
-        return (torch.arange(self.count) + 1) * self.scale - 1
+        return (np.arange(self.count) + 1) * self.scale - 1
 
     def pooled(
         self, x: Float[Tensor, "*b m d"], padding: Bool[Tensor, "*#b m"] | None = None
@@ -80,23 +90,22 @@ class Windows:
         if self.scale == 1:
             return x, padding
         if self.pool == "stride":
-            where = self.first.to(x.device)
+            where = torch.from_numpy(self.first).to(x.device)
             return x[..., where, :], None if padding is None else padding[..., where]
         there = None if padding is None else (~padding).to(x.dtype)
         if there is not None:
             x = x * there.unsqueeze(-1)
             counts = self._sum(there.unsqueeze(-1))
             return self._sum(x) / counts.clamp(min=1), counts.squeeze(-1) == 0
-        sizes = torch.bincount(self.of_token, minlength=self.count).to(x)
-        return self._sum(x) / sizes.unsqueeze(-1), None
+        return self._sum(x) / torch.from_numpy(self.sizes).to(x).unsqueeze(-1), None
 
     def spread(
         self, weights: Float[Tensor, "b h n w"], padding: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b h n m"]:
         """Weights of windows as weights of tokens: each token has its share."""
-        where = self.of_token.to(weights.device)
+        where = torch.from_numpy(self.of_token).to(weights.device)
         if self.scale > 1 and self.pool == "stride":
-            chosen = self.first.to(weights.device)
+            chosen = torch.from_numpy(self.first).to(weights.device)
             return weights.new_zeros(*weights.shape[:-1], self.tokens).index_copy(-1, chosen, weights)
         there = weights.new_ones(1, self.tokens) if padding is None else (~padding).to(weights.dtype)
         counts = there.new_zeros(there.shape[0], self.count).index_add(1, where, there).clamp(min=1)
@@ -105,7 +114,7 @@ class Windows:
     def _sum(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b w d"]:
         """The sum of each window."""
         if self.grid is not None:
-            where = self.of_token.to(x.device)
+            where = torch.from_numpy(self.of_token).to(x.device)
             return x.new_zeros(*x.shape[:-2], self.count, x.shape[-1]).index_add(-2, where, x)
         first, rest = x[..., : self.class_tokens, :], x[..., self.class_tokens :, :]
         windows = self.count - self.class_tokens

@@ -1,0 +1,34 @@
+"""Experiments after "A Primal-Dual Framework for Transformers and Neural Networks" (Nguyen et al. 2023), one at a time:
+``dualform reproduce primal-dual/japanese-vowels``.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from experiments.runs import Options, begin, console
+
+from .efficiency import CostSettings, measure
+from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, tiny
+from .training import train
+
+__all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
+
+
+def reproduce(experiment: str, options: Options) -> None:
+    """Run an experiment: every network that has its result already is passed over."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    for seed in range(options.seeds or (1 if experiment == "efficiency" else NETWORKS)):
+        for name in options.variants:
+            variant = EXPERIMENTS[experiment][name]
+            settings = replace(tiny(variant) if options.quick else variant, seed=seed)
+            run = begin(
+                options.out / "primal-dual" / experiment / name / f"seed-{seed}", f"primal-dual/{experiment}", settings
+            )
+            if isinstance(settings, CostSettings):
+                run.stages({"grid": partial(measure, run, settings)})
+            else:
+                run.stages({"training": partial(train, settings)})
+            console.print(f"{run.folder}: done")

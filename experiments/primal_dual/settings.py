@@ -1,0 +1,108 @@
+"""What is trained, and how. The paper's own settings are not known here; these are common ones, for two cores."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from dualform.attention import ATTENTIONS
+
+from .efficiency import CostSettings
+
+ON_SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A small transformer with one attention of the table, on one task."""
+
+    task: str
+    attention: str = "softmax"
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the attention layers are told beside their width and heads."""
+    width: int = 64
+    heads: int = 8
+    layers: int = 2
+    hidden: int = 128
+    dropout: float = 0.1
+    optimiser: Literal["RAdam", "AdamW"] = "RAdam"
+    learning_rate: float = 1e-3
+    decay: float = 0.0
+    clip: float | None = None
+    batch: int = 16
+    updates: int = 0
+    epochs: int = 0
+    """How long: so many updates or, where that is 0, so many passes over the training set."""
+    seed: int = 0
+    length: int = 0
+    """Tokens of a text."""
+    most: int = 0
+    """Training examples that are used, where not all are; a third as many for tests."""
+
+
+SERIES = {
+    "japanese-vowels": ("JapaneseVowels", 30),
+    "basic-motions": ("BasicMotions", 100),
+    "natops": ("NATOPS", 60),
+    "articulary-words": ("ArticularyWordRecognition", 40),
+    "handwriting": ("Handwriting", 80),
+    "uwave": ("UWaveGestureLibrary", 50),
+}
+"""Sets of the UEA archive, and the passes over each."""
+
+DIGITS = Settings("small-digits", width=32, heads=4, hidden=64, batch=32, epochs=20)
+NEEDLE = Settings(
+    "needle", width=32, heads=4, hidden=64, dropout=0.0, optimiser="AdamW", learning_rate=2e-3, decay=1e-2, clip=1.0,
+    batch=32, updates=400,
+)  # fmt: skip
+"""Spec C7."""
+LISTOPS = Settings(
+    "listops", heads=2, optimiser="AdamW", decay=1e-2, clip=1.0, batch=32, updates=1500, length=128, most=20_000
+)
+TEXT = replace(LISTOPS, task="reviews", batch=16, updates=1000, length=512, most=20_000)
+
+
+def over(base: Settings, names: list[str], **scaled: Any) -> dict[str, Settings | CostSettings]:
+    """The same with each attention; ``scaled`` are options of those with heads of several scales."""
+    return {name: replace(base, attention=name, options=dict(scaled) if name.endswith("sh") else {}) for name in names}
+
+
+def ablations(base: Settings) -> dict[str, Settings | CostSettings]:
+    """Spec C11: β, the variance, how is pooled, and scales."""
+    scales = ((1, 1, 2, 2), (1, 2, 2, 4), (1, 1, 4, 4), (1, 2, 4, 8), (2, 2, 4, 4))
+    return {
+        **{f"beta-{beta:g}": replace(base, attention="bn", options={"beta": beta}) for beta in (0, 0.25, 0.5, 1)},
+        **{
+            f"centred-{beta:g}": replace(base, attention="bn", options={"beta": beta, "use_var": False})
+            for beta in (0, 0.25, 0.5, 1)
+        },
+        **{
+            f"{pool}-{'-'.join(map(str, each))}": replace(base, attention="sh", options={"pool": pool, "scales": each})
+            for pool in ("avg", "stride")
+            for each in scales
+        },
+    }
+
+
+EXPERIMENTS: dict[str, dict[str, Settings | CostSettings]] = {
+    **{name: over(Settings(name, epochs=epochs), ON_SEQUENCES) for name, (_, epochs) in SERIES.items()},
+    "small-digits": over(DIGITS, list(ATTENTIONS)),
+    "listops": over(LISTOPS, ON_SEQUENCES),
+    "reviews": over(TEXT, ON_SEQUENCES),
+    "needle": over(NEEDLE, ON_SEQUENCES, scales=(1, 1, 2, 4)),
+    "ablations-needle": ablations(NEEDLE),
+    "ablations-natops": ablations(Settings("natops", heads=4, epochs=60)),
+    "efficiency": {"grid": CostSettings()},
+}
+"""By experiment and variant."""
+
+ON_REQUEST: dict[str, dict[str, Settings]] = {}
+NETWORKS = 3
+"""How many networks of each variant are trained."""
+
+
+def tiny(settings: Settings | CostSettings) -> Settings | CostSettings:
+    """The same for a few steps, to see that all of it runs."""
+    if isinstance(settings, CostSettings):
+        return CostSettings(lengths=(32, 64), widths=(16, 32), turns=1)
+    return replace(
+        settings, updates=3, width=16, hidden=16, batch=4, length=settings.length and 40, most=24,
+    )  # fmt: skip
