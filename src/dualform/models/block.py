@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from dualform.attention import build
@@ -53,10 +54,12 @@ def small_normal(*modules: nn.Module) -> None:
             nn.init.trunc_normal_(module.weight, std=0.02)
 
 
-def see_that_it_fits(length: int, position: nn.Embedding) -> None:
-    """A sequence can be as long as the model has positions."""
+def places(x: Shaped[Tensor, "b n *d"], position: nn.Embedding) -> Int[Tensor, "b n"]:
+    """The place of each token, for each example: so a recorded position knows its example."""
+    length = x.shape[1]
     if length > position.num_embeddings:
         raise SizeError(
             f"a sequence of {length} tokens is longer than the {position.num_embeddings} positions of this model. Cut "
             "it, or build the model with a larger length."
         )
+    return torch.arange(length, device=x.device).expand(len(x), -1)

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dualform.attention.pairs import Padding
 
-from .block import Block, see_that_it_fits, small_normal
+from .block import Block, places, small_normal
 
 
 class SequenceClassifier(nn.Module):
@@ -32,8 +31,7 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, x: Tensor, padding: Padding = None) -> Float[Tensor, "b classes"]:
         """The logits of each sequence; ``padding`` is True where it has ended."""
-        see_that_it_fits(x.shape[1], self.position)
-        x = self.drop(self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device)))
+        x = self.drop(self.embed(x) + self.position(places(x, self.position)))
         for block in self.blocks:
             x = block(x, padding=padding)
         x = self.norm(x)

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .block import Block, see_that_it_fits, small_normal
+from .block import Block, places, small_normal
 
 
 class TransformerLM(nn.Module):
@@ -33,9 +32,7 @@ class TransformerLM(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
         """The logits of the next token at every place."""
-        length = tokens.shape[1]
-        see_that_it_fits(length, self.position)
-        x = self.drop(self.embed(tokens) + self.position(torch.arange(length, device=tokens.device)))
+        x = self.drop(self.embed(tokens) + self.position(places(tokens, self.position)))
         for block in self.blocks:
             x = block(x, causal=True)
         return self.head(self.norm(x))

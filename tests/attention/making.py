@@ -1,0 +1,36 @@
+"""Layers and tokens for the tests of attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualform.attention import ScaledHeadAttention, build
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
+    torch.manual_seed(0)
+    return build(name, width, heads, **options).double()
+
+
+def steady(name: str) -> Any:
+    """The same, with a pattern that does not follow the length of the sequence."""
+    return layer(name, **({"window": 2, "stride": 3} if "sparse" in name else {}))
+
+
+def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+def values(made: Any, x: Tensor, causal: bool = False, padding: Tensor | None = None) -> Tensor:
+    """The values of all tokens, unpooled, head by head; zero where a token is not there."""
+    if isinstance(made, ScaledHeadAttention):
+        found = torch.cat([each(x) for each in made.value.values()], -1)
+    else:
+        found = made.projected(x, x, padding, causal, True)[2]
+    found = found if padding is None else found.masked_fill(padding.unsqueeze(-1), 0.0)
+    return found.unflatten(-1, (made.heads, -1)).transpose(1, 2)
