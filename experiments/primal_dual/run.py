@@ -10,7 +10,8 @@ import torch
 from experiments.runs import Options, begin, console
 
 from .efficiency import CostSettings, measure
-from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, tiny
+from .recorded import ask, train_recorded
+from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, ONCE, tiny
 from .training import train
 
 __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
@@ -20,7 +21,7 @@ def reproduce(experiment: str, options: Options) -> None:
     """Run an experiment: every network that has its result already is passed over."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    for seed in range(options.seeds or (1 if experiment == "efficiency" else NETWORKS)):
+    for seed in range(options.seeds or (1 if experiment in ONCE else NETWORKS)):
         for name in options.variants:
             variant = EXPERIMENTS[experiment][name]
             settings = replace(tiny(variant) if options.quick else variant, seed=seed)
@@ -29,6 +30,10 @@ def reproduce(experiment: str, options: Options) -> None:
             )
             if isinstance(settings, CostSettings):
                 run.stages({"grid": partial(measure, run, settings)})
+            elif experiment == "recorded":
+                run.stages({"training": partial(train_recorded, run, settings), "asked": partial(ask, run, settings)})
             else:
                 run.stages({"training": partial(train, settings)})
+            if not options.keep:
+                run.forget_memory()
             console.print(f"{run.folder}: done")

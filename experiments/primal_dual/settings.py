@@ -48,7 +48,7 @@ SERIES = {
 }
 """Sets of the UEA archive, and the passes over each."""
 
-DIGITS = Settings("small-digits", width=32, heads=4, hidden=64, batch=32, epochs=20)
+DIGITS = Settings("small-digits", width=32, heads=4, hidden=64, learning_rate=3e-3, batch=32, epochs=20)
 NEEDLE = Settings(
     "needle", width=32, heads=4, hidden=64, dropout=0.0, optimiser="AdamW", learning_rate=2e-3, decay=1e-2, clip=1.0,
     batch=32, updates=400,
@@ -90,13 +90,14 @@ EXPERIMENTS: dict[str, dict[str, Settings | CostSettings]] = {
     "needle": over(NEEDLE, ON_SEQUENCES, scales=(1, 1, 2, 4)),
     "ablations-needle": ablations(NEEDLE),
     "ablations-natops": ablations(Settings("natops", heads=4, epochs=60)),
+    "recorded": over(replace(DIGITS, epochs=0, updates=600), list(ATTENTIONS)),
     "efficiency": {"grid": CostSettings()},
 }
 """By experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
-NETWORKS = 3
-"""How many networks of each variant are trained."""
+NETWORKS, ONCE = 3, ("recorded", "efficiency")
+"""How many networks of each variant are trained, and experiments that are made once."""
 
 
 def tiny(settings: Settings | CostSettings) -> Settings | CostSettings:

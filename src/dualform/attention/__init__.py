@@ -6,6 +6,7 @@ from .expansion import Expansion
 from .heads import Heads
 from .linear import LinearAttention
 from .load import load_from
+from .primal import PrimalAttention, from_primal
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
@@ -19,11 +20,13 @@ __all__ = [
     "Expansion",
     "Heads",
     "LinearAttention",
+    "PrimalAttention",
     "ScaledHeadAttention",
     "SoftmaxAttention",
     "SparseAttention",
     "build",
     "default_scales",
+    "from_primal",
     "keep_rate",
     "load_from",
 ]

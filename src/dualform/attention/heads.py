@@ -22,7 +22,7 @@ class Kernel(Protocol):
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
-    ) -> Float[Tensor, "b h n d"]:
+    ) -> Float[Tensor, "b h n e"]:
         """What the heads give, in the fastest way."""
         ...
 

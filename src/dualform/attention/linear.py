@@ -26,7 +26,7 @@ class Linear:
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
-    ) -> Float[Tensor, "b h n d"]:
+    ) -> Float[Tensor, "b h n e"]:
         """Through sums of key times value. There are no weights to drop, so outputs are dropped."""
         if norm is not None and pairs.causal:
             return self.expansion((), q, pairs, norm).outputs(dropout)

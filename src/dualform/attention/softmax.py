@@ -22,7 +22,7 @@ class Softmax:
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
-    ) -> Float[Tensor, "b h n d"]:
+    ) -> Float[Tensor, "b h n e"]:
         """On the fused kernel: a normalisation changes the query alone."""
         if norm is not None:
             q = norm.query(q, statistics_of(pairs))
@@ -42,7 +42,7 @@ class Softmax:
         return Expansion(heads, "exp", q, k, pairs.hidden(q.shape[-2]), pairs)
 
 
-def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float[Tensor, "b h n d"]:
+def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float[Tensor, "b h n e"]:
     """Causal attention to complete windows and to each query's own token."""
     assert pairs.own is not None
     own_k, own_v = pairs.own

@@ -107,7 +107,7 @@ class Sparse:
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
-    ) -> Float[Tensor, "b h n d"]:
+    ) -> Float[Tensor, "b h n e"]:
         """Block by block of the queries, on the fused kernel."""
         if self.way == "dense":
             return self.expansion((), q, pairs, norm).outputs(dropout)

@@ -47,11 +47,10 @@ class Block(nn.Module):
         return x + self.drop(self.mlp(self.norm2(x)))
 
 
-def small_normal(*modules: nn.Module) -> None:
-    """Begin embeddings small: N(0, 0.02²)."""
-    for module in modules:
-        if isinstance(module, nn.Embedding):
-            nn.init.trunc_normal_(module.weight, std=0.02)
+def small_normal(*embeddings: nn.Embedding, deviation: float = 0.02) -> None:
+    """Begin embeddings small."""
+    for each in embeddings:
+        nn.init.trunc_normal_(each.weight, std=deviation)
 
 
 def places(x: Shaped[Tensor, "b n *d"], position: nn.Embedding) -> Int[Tensor, "b n"]:

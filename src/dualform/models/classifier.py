@@ -9,6 +9,9 @@ from dualform.attention.pairs import Padding
 
 from .block import Block, places, small_normal
 
+SEEN = 0.3
+"""Positions of a series begin so large that they are seen beside its tokens, which are some 0.6."""
+
 
 class SequenceClassifier(nn.Module):
     """Tokens with learned positions, transformer blocks, the mean over the tokens that are there, a linear layer.
@@ -27,7 +30,7 @@ class SequenceClassifier(nn.Module):
             Block(width, heads, hidden, attention=attention, dropout=dropout, **options) for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-        small_normal(self.position)
+        small_normal(self.position, deviation=0.02 if isinstance(embed, nn.Embedding) else SEEN)
 
     def forward(self, x: Tensor, padding: Padding = None) -> Float[Tensor, "b classes"]:
         """The logits of each sequence; ``padding`` is True where it has ended."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.attention import Heads
 from dualform.attention.expansion import KernelName
@@ -25,7 +25,7 @@ from dualform.errors import QueryError
 from .expansion import expand
 from .regression import ROUNDING, Regression
 from .solver import solve
-from .support import see_that_it_can_be_asked
+from .support import askable
 
 LONGEST = 1024
 """Keys that a regression may have: time grows with the cube of their number."""
@@ -81,15 +81,15 @@ class Proof:
 
 
 def prove(
-    layer: Heads, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, head: int = 0,
+    layer: nn.Module, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, head: int = 0,
     example: int = 0, padding: Padding = None, causal: bool = False, epsilon: float | None = None,
 ) -> Proof:  # fmt: skip
     """Solve the regression of one head on one sequence, in double precision. ``epsilon`` None: 5 % of its values."""
-    see_that_it_can_be_asked(layer, x, context)
-    if not 0 <= head < layer.heads or not 0 <= example < len(x):
-        raise QueryError(f"head {head} of example {example}: there are {layer.heads} heads and {len(x)} examples.")
+    heads = askable(layer, x, context)
+    if not 0 <= head < heads.heads or not 0 <= example < len(x):
+        raise QueryError(f"head {head} of example {example}: there are {heads.heads} heads and {len(x)} examples.")
     given = (None if each is None else each[example : example + 1].cpu() for each in (x, context, padding))
-    data = _taken(copy.deepcopy(layer).double().cpu().eval(), head, *given, causal=causal)
+    data = _taken(copy.deepcopy(heads).double().cpu().eval(), head, *given, causal=causal)
     epsilon = 0.05 * float(data.values.abs().mean()) if epsilon is None else epsilon
     trials = [_tried(some, epsilon, data.kernel) for some in _sets(data)]
     if not trials:

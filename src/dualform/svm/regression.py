@@ -140,8 +140,9 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether the gap is small enough."""
-        return self.relative_gap <= self.tolerance
+        """Whether the gap is small enough, or no more than what rounding of the targets makes of the optimum."""
+        rounding = (16 * ROUNDING * self.problem.scale * self.problem.targets).square().sum()
+        return self.gap <= self.tolerance * self.primal + float(rounding)
 
     @property
     def values(self) -> Float[Tensor, "m e"]:
@@ -160,13 +161,12 @@ class Solution:
 
     @property
     def relative_gap(self) -> float:
-        """The gap as a part of the primal value; where that is no more than rounding, of what rounding is."""
-        rounding = ROUNDING * float((self.problem.scale * self.problem.targets).square().sum())
-        return self.gap / max(self.primal, rounding) if self.gap else 0.0
+        """The gap as a part of the primal value, which is not less than the optimum."""
+        return self.gap / self.primal if self.gap else 0.0
 
     @property
     def error(self) -> float:
-        r"""How far W can be from the best one: :math:`\|W - W^*\| \le \sqrt{2\,\text{gap}}`."""
+        r"""How far W can be from the best one: :math:`\|W - W^*\| \le \sqrt{2\,\text{gap}}`, if C is finite or met."""
         return math.sqrt(2 * self.gap)
 
     def __str__(self) -> str:

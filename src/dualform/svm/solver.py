@@ -124,8 +124,8 @@ def _face_step(problem: Regression, slope: Float[Tensor, "e m"], free: Float[Ten
 def _slopes(problem: Regression, u: U, gradient: U) -> tuple[U, U]:
     """The bias below which each θ_j would rather grow, and that above which it would rather shrink.
 
-    At the optimum no b is above one of the second or below one of the first: these are the conditions of Karush, Kuhn
-    and Tucker.
+    At the optimum b is below none of the first and above none of the second: these are the conditions of Karush, Kuhn
+    and Tucker. Without a bias b is 0.
     """
     residual, limit, tube = -gradient / problem.scale, problem.C / problem.scale, problem.epsilon
     grow = torch.where(u >= 0, residual - tube, residual + tube).masked_fill(u >= limit, -math.inf)

@@ -11,7 +11,7 @@ h(k_j) = Σ_i Φ(k_j)ᵀΦ(k_i). Three numbers say what a token (or a window of 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -71,13 +71,13 @@ class Support:
 
     def of(self, *, head: int | None = None, example: int | None = None) -> "Support":
         """The lines of one head, of one example, or both."""
-        for name, value in (("head", head), ("example", example)):
-            known = getattr(self, name).unique().tolist()
-            if value is not None and value not in known:
-                raise QueryError(f"no {name} {value} is in this answer: there are {known}.")
         wanted = torch.ones_like(self.head, dtype=torch.bool)
-        wanted &= wanted if head is None else self.head == head
-        return self._only((wanted if example is None else wanted & (self.example == example)).nonzero().squeeze(1))
+        for name, value in (("head", head), ("example", example)):
+            column = getattr(self, name)
+            if value is not None and not bool((column == value).any()):
+                raise QueryError(f"no {name} {value} is in this answer: there are {column.unique().tolist()}.")
+            wanted &= wanted if value is None else column == value
+        return self._only(wanted.nonzero().squeeze(1))
 
     def top(self, k: int, by: By = "mass") -> "Support":
         """The k largest lines of each head and example, largest first: by mass, dual weight or what they add."""
@@ -107,12 +107,11 @@ class Support:
 
 @torch.no_grad()
 def support_vectors(
-    layer: Heads, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
-    causal: bool = False, for_query: int | None = None,
+    layer: nn.Module, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *,
+    padding: Padding = None, causal: bool = False, for_query: int | None = None,
 ) -> Support:  # fmt: skip
     """The tokens that carry a layer's output, for all queries or for one. Padded tokens have no line."""
-    see_that_it_can_be_asked(layer, x, context)
-    n = x.shape[1]
+    heads, n = askable(layer, x, context), x.shape[1]
     if for_query is not None and not -n <= for_query < n:
         raise QueryError(f"query {for_query} is not there: the sequence has {n} tokens, counted from 0.")
     asked = torch.ones(x.shape[:2], dtype=torch.float64, device=x.device)
@@ -123,20 +122,21 @@ def support_vectors(
         asked = (~padding).to(asked.dtype)
     asked = asked / asked.sum(1, keepdim=True).clamp(min=1)
     found = [
-        _support(layer, each, asked, for_query)
-        for each in layer.expansions(x, context, padding=padding, causal=causal)
+        _support(heads, each, asked, for_query)
+        for each in heads.expansions(x, context, padding=padding, causal=causal)
     ]  # fmt: skip
     whole = {name: torch.cat([getattr(each, name) for each in found]) for name in (*SupportVector._fields, "parts")}
     support = Support(for_query, **whole)
-    return support._only((support.example * layer.heads + support.head).argsort(stable=True))
+    return support._only((support.example * heads.heads + support.head).argsort(stable=True))
 
 
-def see_that_it_can_be_asked(layer: nn.Module, x: Tensor, context: Tensor | None) -> None:
-    """Only our layers know their expansions, and only numbers can be compared."""
+def askable(layer: nn.Module, x: Tensor, context: Tensor | None) -> Heads:
+    """The layer, if it knows its expansions and is asked about numbers."""
     if not hasattr(layer, "expansions"):
         raise QueryError(f"a {type(layer).__name__} has no expansions: give a layer of dualform.attention.")
     if not all(bool(each.isfinite().all()) for each in (x, context) if each is not None):
         raise QueryError("the sequence holds NaN or infinity.")
+    return cast(Heads, layer)
 
 
 def _support(layer: Heads, each: Expansion, asked: Float[Tensor, "b n"], for_query: int | None) -> Support:
