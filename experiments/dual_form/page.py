@@ -13,9 +13,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.results import DOCS, spread, table
+
 from . import results
 from .passages import PASSAGES, passages
-from .results import DOCS, collect, seeds, spread, table
+from .results import collect, seeds
 from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, LanguageSettings
 
 PAGE = DOCS / "results" / "dual-form.md"

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from .results import seeds, table
+from experiments.results import table
+
+from .results import seeds
 from .settings import EXPERIMENTS, ON_REQUEST
 
 PASSAGES = """# What prompts recall

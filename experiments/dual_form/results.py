@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE, DOCS = Path(__file__).parent, Path(__file__).parents[2] / "docs"
+from experiments.results import DOCS
+
+HERE = Path(__file__).parent
 RESULTS, IMAGES = HERE / "results", DOCS / "images" / "dual-form"
 
 
@@ -45,18 +45,3 @@ def seeds(experiment: str, variant: str, stage: str) -> list[Seed]:
     """The runs of a variant that have come through a stage."""
     found = [Seed(folder) for folder in sorted((RESULTS / experiment / variant).glob("seed-*"))]
     return [seed for seed in found if seed.has(stage)]
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and sample deviation."""
-    if not values:
-        return "–"
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])

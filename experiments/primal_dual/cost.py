@@ -56,11 +56,16 @@ def counted_flops(make: Callable[[], nn.Module], length: int, width: int) -> int
 
 
 def saved_bytes(make: Callable[[], nn.Module], length: int, width: int, *, fused: bool, fake: bool = True) -> int:
-    """What one forward pass keeps for the backward pass, parameters aside: each storage once.
+    """What one forward pass over a sequence keeps for the backward pass. ``fake``: nothing is computed."""
+    with FakeTensorMode() if fake else nullcontext():
+        layer = make()
+        with nullcontext() if fused else unfused():
+            return kept_bytes(layer, lambda: layer(torch.zeros(1, length, width)))
 
-    ``fake``: nothing is computed.
-    """
-    found: dict[int, int] = {}
+
+def kept_bytes(layer: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """What a forward pass keeps for the backward pass, parameters aside: each storage once."""
+    known, found = {id_of(p) for p in layer.parameters()}, {}
     alive: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -69,11 +74,8 @@ def saved_bytes(make: Callable[[], nn.Module], length: int, width: int, *, fused
             alive.append(tensor)  # or another tensor may get its address
         return tensor
 
-    with FakeTensorMode() if fake else nullcontext():
-        layer = make()
-        known = {id_of(p) for p in layer.parameters()}
-        with saved_tensors_hooks(pack, lambda tensor: tensor), nullcontext() if fused else unfused():
-            layer(torch.zeros(1, length, width))
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
     return sum(found.values())
 
 
@@ -97,7 +99,7 @@ def work(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     return once
 
 
-def timed(works: Sequence[Callable[[], None]], repeats: int) -> list[list[float]]:
+def timed(works: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:
     """Seconds of each, in turns, so that what else the machine does meets them alike. The first turn warms up."""
     times: list[list[float]] = [[] for _ in works]
     for turn in range(repeats + 1):

@@ -1,7 +1,6 @@
 """Figures 1 to 4: what a block costs with heads of several scales, beside the same block without them."""
 
 import csv
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,20 +22,10 @@ from .cost import (
     unfused,
     work,
 )
+from .settings import CostSettings
 
 FIGURES = {1: ("bn+sh", "softmax"), 2: ("sh", "softmax"), 3: ("sparse-bn+sh", "sparse"), 4: ("sparse-sh", "sparse")}
 """Which attention beside which."""
-
-
-@dataclass(frozen=True)
-class CostSettings:
-    """The grid. Times are of a forward and backward pass of one sequence, with one thread."""
-
-    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
-    widths: tuple[int, ...] = (64, 128, 256, 512)
-    heads: int = 8
-    turns: int = 5
-    seed: int = 0
 
 
 def measure(run: Run, settings: CostSettings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A network of each attention, trained while it is recorded, and asked: its support tokens beside its training examples."""
+"""A network of each attention, trained while it is recorded, and asked: support tokens beside training examples."""
 
 from typing import Any
 
@@ -19,6 +19,7 @@ from .training import accuracy, batches, make_optimizer, number_of_updates, upda
 
 SHOWN, LAST = 6, "blocks.1.attn"
 """Training examples in a figure, and the layer whose support is shown."""
+FIELDS = ("index", "label", "step", "position", "contribution")
 
 
 def train_recorded(run: Run, settings: Settings) -> dict[str, Any]:
@@ -64,13 +65,7 @@ def ask(run: Run, settings: Settings) -> dict[str, Any]:
         "says": int(said[number]),
         "support": [[str(line) for line in support.of(head=head).top(3)] for head in range(layer.heads)],
         "training": {
-            name: [
-                {
-                    "index": int(hit.index), "label": int(hit.label), "step": int(hit.step), "position": int(hit.position),
-                    "contribution": float(hit.contribution),
-                }
-                for hit in hits
-            ]
+            name: [{field: getattr(hit, field) for field in FIELDS} for hit in hits]
             for name, hits in answers.items()
         },
         "proof": {"holds": proof.holds, "gap": proof.gap, "value_error": proof.value_error,
@@ -99,7 +94,7 @@ def draw(run: Run, settings: Settings, mass: Tensor, found: dict[str, Any]) -> N
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    pictures = data.small_digits().images
+    pictures = data.small_digits().images.numpy()
     given = task(settings)
     heads, rows = len(mass), found["training"]
     drawn, axes = plt.subplots(
@@ -115,7 +110,7 @@ def draw(run: Run, settings: Settings, mass: Tensor, found: dict[str, Any]) -> N
     axes[0, 0].set_title(f"a {found['label']},\nit says {found['says']}", fontsize=8)
     for head in range(heads):
         axes[0, 1 + head].imshow(digit, cmap="gray_r", alpha=0.25)
-        axes[0, 1 + head].imshow(mass[head].reshape(8, 8), cmap="viridis", alpha=0.75)
+        axes[0, 1 + head].imshow(mass[head].reshape(8, 8).numpy(), cmap="viridis", alpha=0.75)
         axes[0, 1 + head].set_title(f"support,\nhead {head}", fontsize=8)
     for line, (name, hits) in enumerate(rows.items()):
         for place, hit in enumerate(hits):

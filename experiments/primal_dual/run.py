@@ -13,6 +13,7 @@ from .efficiency import CostSettings, measure
 from .recorded import ask, train_recorded
 from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, ONCE, tiny
 from .training import train
+from .updates import UpdateSettings, measure_updates
 
 __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
@@ -30,6 +31,8 @@ def reproduce(experiment: str, options: Options) -> None:
             )
             if isinstance(settings, CostSettings):
                 run.stages({"grid": partial(measure, run, settings)})
+            elif isinstance(settings, UpdateSettings):
+                run.stages({"updates": partial(measure_updates, settings)})
             elif experiment == "recorded":
                 run.stages({"training": partial(train_recorded, run, settings), "asked": partial(ask, run, settings)})
             else:

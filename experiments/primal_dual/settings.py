@@ -5,8 +5,6 @@ from typing import Any, Literal
 
 from dualform.attention import ATTENTIONS
 
-from .efficiency import CostSettings
-
 ON_SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
 
 
@@ -38,6 +36,29 @@ class Settings:
     """Training examples that are used, where not all are; a third as many for tests."""
 
 
+@dataclass(frozen=True)
+class CostSettings:
+    """A grid of lengths and widths. Times are of a forward and backward pass of one sequence, with one thread."""
+
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    heads: int = 8
+    turns: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """On which tasks updates are timed, and how often; one thread."""
+
+    tasks: tuple[str, ...]
+    turns: int = 7
+    seed: int = 0
+    quick: bool = False
+
+
+AnySettings = Settings | CostSettings | UpdateSettings
+
 SERIES = {
     "japanese-vowels": ("JapaneseVowels", 30),
     "basic-motions": ("BasicMotions", 100),
@@ -55,24 +76,24 @@ NEEDLE = Settings(
 )  # fmt: skip
 """Spec C7."""
 LISTOPS = Settings(
-    "listops", heads=2, optimiser="AdamW", decay=1e-2, clip=1.0, batch=32, updates=1500, length=128, most=20_000
+    "listops", heads=2, optimiser="AdamW", decay=1e-2, clip=1.0, batch=32, updates=800, length=128, most=20_000
 )
-TEXT = replace(LISTOPS, task="reviews", batch=16, updates=1000, length=512, most=20_000)
+TEXT = replace(LISTOPS, task="reviews", batch=16, updates=800, length=256, most=20_000)
 
 
-def over(base: Settings, names: list[str], **scaled: Any) -> dict[str, Settings | CostSettings]:
+def over(base: Settings, names: list[str], **scaled: Any) -> dict[str, AnySettings]:
     """The same with each attention; ``scaled`` are options of those with heads of several scales."""
     return {name: replace(base, attention=name, options=dict(scaled) if name.endswith("sh") else {}) for name in names}
 
 
-def ablations(base: Settings) -> dict[str, Settings | CostSettings]:
+def ablations(base: Settings) -> dict[str, AnySettings]:
     """Spec C11: β, the variance, how is pooled, and scales."""
     scales = ((1, 1, 2, 2), (1, 2, 2, 4), (1, 1, 4, 4), (1, 2, 4, 8), (2, 2, 4, 4))
     return {
-        **{f"beta-{beta:g}": replace(base, attention="bn", options={"beta": beta}) for beta in (0, 0.25, 0.5, 1)},
+        **{f"beta-{beta:g}": replace(base, attention="bn", options={"beta": beta}) for beta in (0.0, 0.25, 0.5, 1.0)},
         **{
             f"centred-{beta:g}": replace(base, attention="bn", options={"beta": beta, "use_var": False})
-            for beta in (0, 0.25, 0.5, 1)
+            for beta in (0.0, 0.25, 0.5, 1.0)
         },
         **{
             f"{pool}-{'-'.join(map(str, each))}": replace(base, attention="sh", options={"pool": pool, "scales": each})
@@ -82,7 +103,7 @@ def ablations(base: Settings) -> dict[str, Settings | CostSettings]:
     }
 
 
-EXPERIMENTS: dict[str, dict[str, Settings | CostSettings]] = {
+EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     **{name: over(Settings(name, epochs=epochs), ON_SEQUENCES) for name, (_, epochs) in SERIES.items()},
     "small-digits": over(DIGITS, list(ATTENTIONS)),
     "listops": over(LISTOPS, ON_SEQUENCES),
@@ -92,16 +113,19 @@ EXPERIMENTS: dict[str, dict[str, Settings | CostSettings]] = {
     "ablations-natops": ablations(Settings("natops", heads=4, epochs=60)),
     "recorded": over(replace(DIGITS, epochs=0, updates=600), list(ATTENTIONS)),
     "efficiency": {"grid": CostSettings()},
+    "updates": {"all": UpdateSettings((*SERIES, "small-digits", "listops", "reviews"))},
 }
 """By experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
-NETWORKS, ONCE = 3, ("recorded", "efficiency")
+NETWORKS, ONCE = 3, ("recorded", "efficiency", "updates")
 """How many networks of each variant are trained, and experiments that are made once."""
 
 
-def tiny(settings: Settings | CostSettings) -> Settings | CostSettings:
+def tiny(settings: AnySettings) -> AnySettings:
     """The same for a few steps, to see that all of it runs."""
+    if isinstance(settings, UpdateSettings):
+        return replace(settings, tasks=("natops", "listops"), turns=1, quick=True)
     if isinstance(settings, CostSettings):
         return CostSettings(lengths=(32, 64), widths=(16, 32), turns=1)
     return replace(

@@ -172,7 +172,8 @@ def call(*words: object):
 def test_without_a_name_all_experiments_are_listed():
     result = call()
     assert result.exit_code == 0
-    assert result.stdout.split() == known() == [f"dual-form/{experiment}" for experiment in EXPERIMENTS]
+    assert result.stdout.split() == known()
+    assert known()[: len(EXPERIMENTS)] == [f"dual-form/{experiment}" for experiment in EXPERIMENTS]
 
 
 @pytest.mark.parametrize(
