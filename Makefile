@@ -36,6 +36,8 @@ format: $(READY) ## format the code and mend what can be mended by itself
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
 	@$(BIN)/dualform reproduce dual-form $(ARGS)
 	@$(BIN)/python -m experiments.dual_form.page
+	@$(BIN)/dualform reproduce primal-dual $(ARGS)
+	@$(BIN)/python -m experiments.primal_dual.page
 
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -213,9 +213,8 @@ def efficiency() -> str:
         )
     dense = [r for r in rows if r["figure"] < 3]
     exact = all(abs(r["flops"] - r["flops_formula"]) < 1e-12 for r in dense)
-    far = max(
-        abs(r["bytes_unfused"] / r["bytes_formula"] - 1) for r in dense if r["length"] >= 512 and r["figure"] == 2
-    )
+    long = [r for r in dense if r["length"] >= 512 and r["figure"] == 2]
+    far = max((abs(r["bytes_unfused"] / r["bytes_formula"] - 1) for r in long), default=0.0)
     fused = [r["bytes_fused"] for r in dense]
     longest = {r["figure"]: r for r in rows if (r["width"], r["length"]) == (widths[-1], 4096)}
     grown = "; ".join(
