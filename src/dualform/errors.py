@@ -25,6 +25,7 @@
     │   ├── ModelMismatch           a model that is not the one recorded
     │   └── HorizonError            a step that is not in the memory
     ├── SizeError                   sizes of a layer that do not fit together
+    ├── UnknownLayer                a layer, or an option of one, that is not in the table
     ├── DataNotFound                a data set is not on this machine
     └── MissingExtra                an optional package is not installed
 
@@ -126,6 +127,10 @@ class ModelMismatch(AskError):
 
 class HorizonError(AskError):
     """The memory cannot be read at that step."""
+
+
+class UnknownLayer(DualformError):
+    """No layer has this name, or this option."""
 
 
 class SizeError(DualformError):

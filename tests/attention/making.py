@@ -1,7 +1,10 @@
 """Layers and tokens for the tests of attention."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import jaxtyping
 import torch
 from torch import Tensor
 
@@ -17,9 +20,24 @@ def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     return build(name, width, heads, **options).double()
 
 
-def steady(name: str) -> Any:
+def ordered(name: str, width: int = 12, heads: int = 4, **options) -> Any:
+    """The same, fit to be causal."""
+    return layer(name, width, heads, **({"one_sided": True} if name.startswith("conv1d") else {}), **options)
+
+
+def steady(name: str, causal: bool = False) -> Any:
     """The same, with a pattern that does not follow the length of the sequence."""
-    return layer(name, **({"window": 2, "stride": 3} if "sparse" in name else {}))
+    return (ordered if causal else layer)(name, **({"window": 2, "stride": 3} if "sparse" in name else {}))
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the types that tests check: as it is in use."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
@@ -31,6 +49,6 @@ def values(made: Any, x: Tensor, causal: bool = False, padding: Tensor | None = 
     if isinstance(made, ScaledHeadAttention):
         found = torch.cat([each(x) for each in made.value.values()], -1)
     else:
-        found = made.projected(x, x, padding, causal, True)[2]
+        found = made.projected(x, x, padding, causal)[2]
     found = found if padding is None else found.masked_fill(padding.unsqueeze(-1), 0.0)
     return found.unflatten(-1, (made.heads, -1)).transpose(1, 2)

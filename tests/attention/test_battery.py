@@ -1,14 +1,17 @@
 """The battery that every attention of the table passes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from making import close, layer, random, steady, values
+from making import close, layer, ordered, random, steady, unchecked, values
 from torch import nn
 
 from dualform.attention import ATTENTIONS, build
-from dualform.errors import QueryError, SizeError
+from dualform.errors import SizeError, UnknownLayer
 
 SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
 
@@ -31,7 +34,7 @@ def test_self_and_cross_attention_keep_the_length_of_the_queries(n, m, seed):
 @pytest.mark.parametrize("n", [1, 5, 13])
 def test_the_fast_way_is_the_expansion_written_out(name, causal, n):
     """Lines of weights sum to 1, and with the values of single tokens they give what the heads give."""
-    made, x = layer(name), random(2, n, 12)
+    made, x = ordered(name) if causal else layer(name), random(2, n, 12)
     weights, fast = made.weights(x, causal=causal), made.head_outputs(x, causal=causal)
     close(weights.sum(-1), torch.ones(2, 4, n, dtype=torch.float64))
     close(weights @ values(made, x, causal), fast)
@@ -44,7 +47,7 @@ def test_the_fast_way_is_the_expansion_written_out(name, causal, n):
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_is_padded_does_not_count(name, causal):
     """B8: changing padded inputs must not change valid outputs, and a shorter batch gives the same."""
-    made, x = steady(name), random(2, 11, 12)
+    made, x = steady(name, causal), random(2, 11, 12)
     padding = torch.zeros(2, 11, dtype=torch.bool)
     padding[0, 7:], padding[1, 10:] = True, True
     other = torch.where(padding.unsqueeze(-1), random(2, 11, 12, seed=9) * 5, x)
@@ -64,7 +67,7 @@ def test_one_by_one_is_batched_and_the_order_of_a_batch_does_not_matter(name):
 
 def test_the_future_does_not_leak(name):
     """B9: changing token t must not alter what comes before it, and a prefix alone gives the same."""
-    made, x = steady(name), random(1, 9, 12)
+    made, x = steady(name, causal=True), random(1, 9, 12)
     whole = made(x, causal=True)
     for t in range(9):
         other = x.clone()
@@ -77,7 +80,7 @@ def test_the_future_does_not_leak(name):
 
 def test_gradients_are_right_and_reach_everything(name):
     """B5."""
-    made, x = layer(name, 4, 2), random(1, 5, 4)
+    made, x = ordered(name, 4, 2), random(1, 5, 4)
     for causal in (False, True):
         assert torch.autograd.gradcheck(lambda x, c=causal: made(x, causal=c), (x.requires_grad_(),))
     made.zero_grad()
@@ -100,30 +103,117 @@ def test_it_can_be_saved_and_loaded(name):
     close(one(x), two(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_stays_finite(name, dtype):
-    """B12: constant keys, one token, keys far from zero."""
-    made = build(name, 8, 2).to(dtype)
-    for x in (torch.ones(1, 6, 8), torch.randn(1, 1, 8), torch.randn(1, 6, 8) + 1e3):
+    """B12: constant keys, one token, keys far from zero; gradients too, where the range of numbers allows it."""
+    made, half = ordered(name, 8, 2).to(dtype), dtype == torch.float16
+    for x in (torch.ones(1, 6, 8), torch.randn(1, 1, 8), torch.randn(1, 6, 8) + (10 if half else 1e3)):
         for causal in (False, True):
-            out = made(x.to(dtype).requires_grad_(), causal=causal)
-            out.sum().backward()
+            x = x.to(dtype).requires_grad_()
+            out = made(x, causal=causal)
             assert out.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
+            out.sum().backward()
+            assert x.grad is not None and (half or x.grad.isfinite().all())
+    assert half or all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
+def test_other_precisions_give_the_same_but_for_rounding(name, dtype, bar, causal):
+    """Normalised causal ones divide by the variance of the first few keys, so these are left out."""
+    made, x = ordered(name, 16, 2), random(2, 40, 16)
+    expected = made(x, causal=causal)
+    other = ordered(name, 16, 2).to(dtype)(x.to(dtype), causal=causal).double()
+    skipped = 4 if causal and "bn" in name else 0
+    assert ((other - expected).norm(dim=-1) / expected.norm(dim=-1).mean())[:, skipped:].max() < bar
+
+
+def test_one_key_gets_all_the_weight(name):
+    """Whatever the query is: where all keys are one, and at the first token of what is causal."""
+    made, x = ordered(name, 8, 8).float(), 3 * torch.randn(64, 5, 8)
+    torch.testing.assert_close(made.weights(x[:, :1]), torch.ones(64, 8, 1, 1))
+    torch.testing.assert_close(made.weights(x, causal=True)[:, :, 0, 0], torch.ones(64, 8))
+
+
+def test_what_is_padded_may_be_anything(name):
+    """NaN too; on the left, in holes, and where nothing else is there: then nothing is attended to."""
+    x = random(3, 11, 12)
+    padding = torch.zeros(3, 11, dtype=torch.bool)
+    padding[0, :5], padding[1, [0, 3, 4, 8]], padding[2] = True, True, True
+    for causal in (False, True):
+        made = steady(name, causal)
+        good = made.head_outputs(x, padding=padding, causal=causal)
+        for filler in (1e3, float("nan")):
+            bad = made.head_outputs(x.masked_fill(padding.unsqueeze(-1), filler), padding=padding, causal=causal)
+            close(bad.transpose(1, 2)[~padding], good.transpose(1, 2)[~padding])
+    assert not made.head_outputs(x[2:], random(1, 4, 12), padding=torch.ones(1, 4, dtype=torch.bool)).any()
 
 
 def test_dropout_is_for_training(name):
-    made, x = layer(name, dropout=0.5), random(2, 6, 12)
-    assert not torch.equal(made(x), made(x))
-    made.eval()
-    close(made(x), made(x))
+    for causal in (False, True):
+        made, x = ordered(name, dropout=0.5), random(2, 6, 12)
+        assert not torch.equal(made(x, causal=causal), made(x, causal=causal))
+        made.eval()
+        close(made(x, causal=causal), made(x, causal=causal))
+
+
+COMPILE = """
+import torch
+from dualform.attention import ATTENTIONS, build
+for name in ATTENTIONS:
+    made = build(name, 12, 4, **({"one_sided": True} if name.startswith("conv1d") else {}))
+    x = torch.randn(2, 9, 12)
+    for causal in (False, True)[: 1 if name.startswith("conv2d") else 2]:
+        torch.compiler.reset()
+        whole = "sparse" not in name  # its pattern is made outside of the graph
+        compiled = torch.compile(made, backend="eager", fullgraph=whole)
+        torch.testing.assert_close(compiled(x, causal=causal), made(x, causal=causal))
+"""
+
+
+@pytest.mark.slow
+def test_all_are_compiled_and_all_but_sparse_ones_in_one_graph():
+    """In a process of its own: the types that tests check stand in the way."""
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
 
 
 def test_sizes_that_do_not_fit_are_refused():
     for name in ATTENTIONS:
         with pytest.raises(SizeError, match="width=10 must be a multiple of heads=4"):
             build(name, 10, 4)
-    with pytest.raises(QueryError, match="no attention is called 'none'"):
+    with pytest.raises(UnknownLayer, match="no attention is called 'none'"):
         build("none", 8, 2)
+    for name, option in (
+        ("bn", "scales"),
+        ("sparse", "windw"),
+        ("sh", "beta"),
+        ("linear-bn", "kernel"),
+        ("conv2d", "axes"),
+    ):
+        with pytest.raises(UnknownLayer, match=f"'{name}' has no option '{option}': it has .*'bias'"):
+            build(name, 8, 2, **{option: 1})
     with pytest.raises(SizeError, match="scales"):
         build("sh", 8, 2, scales=[1, 2, 3])
+
+
+WRONG = [
+    (torch.zeros(6, 8), None, None, r"x is \(6, 8\), and must be \(batch, tokens, width=8\)"),
+    (torch.zeros(2, 6, 7), None, None, r"x is \(2, 6, 7\)"),
+    (torch.zeros(2, 0, 8), None, None, r"1 token or more"),
+    (torch.zeros(2, 6, 8), torch.zeros(1, 6, 8), None, "x has a batch of 2, and context one of 1"),
+    (
+        torch.zeros(2, 6, 8),
+        None,
+        torch.zeros(2, 1, dtype=torch.bool),
+        r"padding is torch.bool of \(2, 1\), and must be bool of \(2, 6\)",
+    ),
+    (torch.zeros(2, 6, 8), None, torch.zeros(2, 6), "padding is torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("x", "context", "padding", "words"), WRONG)
+def test_inputs_that_do_not_fit_are_refused(name, x, context, padding, words):
+    made = build(name, 8, 2)
+    with pytest.raises(SizeError, match=words), unchecked():
+        made(x, context, padding=padding)

@@ -26,7 +26,7 @@ def test_class_tokens_are_not_convolved():
     conv, x = layer("conv2d", class_tokens=1), random(2, 10, 12)
     plain = conv.weights(x)
     nn.init.normal_(conv.conv.weight)
-    q, k, _ = conv.projected(x, x, None, False, True)
+    q, k, _ = conv.projected(x, x, None, False)
     close(q[:, 0], conv.query(x)[:, 0])
     close(k[:, 0], conv.key(x)[:, 0])
     assert (conv.weights(x) - plain).abs().max() > 1e-3

@@ -1,5 +1,6 @@
 """Attention as a support vector expansion: golden values of the specification, and the laws of single members."""
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from making import close, layer, random
 from torch import Tensor, nn
 
-from dualform.attention import BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, load_from
+from dualform.attention import ATTENTIONS, BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, load_from
 from dualform.attention.core import attend
 from dualform.attention.expansion import feature_map
 from dualform.attention.linear import through_prefixes, through_state
@@ -219,3 +220,59 @@ def test_heads_that_pool_a_grid_are_expansions_over_its_blocks():
     made, x = layer("bn+sh", class_tokens=1, grid=(4, 5)), random(2, 21, 12)
     tokens = torch.cat([each(x) for each in made.value.values()], -1).unflatten(-1, (4, 3)).transpose(1, 2)
     close(made.weights(x) @ tokens, made.head_outputs(x))
+
+
+# ---------------------------------------------------------------- weights of other layers
+
+
+@pytest.mark.parametrize("scales", [[1, 2, 4, 8], [8, 1, 4, 2], [1, 1, 1, 1], [2, 1, 2, 1]])
+def test_checkpoints_are_interchangeable(scales):
+    """Spec §4.1: a layer with scales takes the state dict of one without; any layer takes another's weights."""
+    plain, scaled, x = layer("softmax"), layer("sh", scales=scales), random(2, 9, 12)
+    for each in plain.parameters():
+        nn.init.normal_(each)
+    state = plain.state_dict()
+    scaled.load_state_dict(state)
+    assert list(state) == list(plain.state_dict())
+    heads, expected = scaled.head_outputs(x), plain.head_outputs(x)
+    for head, scale in enumerate(scales):
+        alone = layer("sh", scales=[scale] * 4)
+        alone.load_state_dict(plain.state_dict())
+        close(heads[:, head], alone.head_outputs(x)[:, head])
+        if scale == 1:
+            close(heads[:, head], expected[:, head])
+    close(load_from(layer("softmax"), scaled)(x), plain(x))
+    close(load_from(layer("sh", scales=scales[::-1]), scaled).head_outputs(x)[:, 0], scaled_head(plain, scales[-1], x))
+    close(scaled.weights(x)[:, 0] @ plain.value(x).unflatten(-1, (4, 3))[:, :, 0], heads[:, 0])
+
+
+def scaled_head(plain: nn.Module, scale: int, x: Tensor) -> Tensor:
+    """The first head, had it this scale."""
+    return load_from(layer("sh", scales=[scale] * 4), plain).head_outputs(x)[:, 0]
+
+
+def test_weights_that_cannot_be_taken_are_refused_and_nothing_is_changed():
+    made = layer("softmax", bias=False)
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    theirs = nn.MultiheadAttention(12, 4).double()
+    nn.init.normal_(theirs.in_proj_bias)
+    with pytest.raises(SizeError, match="build it with bias=True"):
+        load_from(made, theirs)
+    for other in (nn.MultiheadAttention(12, 4, add_bias_kv=True), nn.MultiheadAttention(12, 4, kdim=6, vdim=6)):
+        with pytest.raises(SizeError, match="no layer here does that"):
+            load_from(made, other)
+    with pytest.raises(SizeError, match="no attention layer"):
+        load_from(made, nn.Linear(3, 3))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
+
+
+def test_layers_can_be_saved_copied_and_printed(tmp_path):
+    for name in ATTENTIONS:
+        made, x = layer(name), random(1, 9, 12)
+        torch.save(made.state_dict(), tmp_path / "layer.pt")
+        again = layer(name)
+        nn.init.zeros_(again.out.weight)
+        again.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+        close(again(x), made(x))
+        close(copy.deepcopy(made)(x), made(x))
+        assert "12, 4, kernel=" in repr(made) and ("scales=[1, 2, 4, 8]" in repr(made)) == name.endswith("sh")

@@ -21,6 +21,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     torch.manual_seed(0)
+    options = ({"one_sided": True} if name.startswith("conv1d") else {}) | options
     return build(name, width, heads, **options)
 
 

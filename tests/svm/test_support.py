@@ -19,6 +19,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def layer(name: str, **options) -> Any:
     torch.manual_seed(0)
+    options = ({"one_sided": True} if name.startswith("conv1d") else {}) | options
     return build(name, 12, 4, **options).double()
 
 
@@ -160,3 +161,15 @@ def test_only_our_layers_have_expansions():
         QueryError, match=r"a MultiheadAttention has no expansions: give a layer of dualform\.attention"
     ):
         support_vectors(nn.MultiheadAttention(4, 2), random(1, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["bn", "bn+sh", "linear-bn", "sparse-bn"])
+def test_the_last_causal_query_has_the_support_of_the_whole_sequence(name):
+    """It sees all that the others see, so its regression is that of the sequence."""
+    torch.manual_seed(0)
+    options = {"scales": [1, 1, 1, 1]} if "sh" in name else {}
+    layer = build(name, 12, 4, **options).double()
+    x = torch.randn(1, 9, 12, dtype=torch.float64)
+    whole, causal = (support_vectors(layer, x, causal=causal, for_query=8) for causal in (False, True))
+    torch.testing.assert_close(causal.log_dual, whole.log_dual)
+    torch.testing.assert_close(causal.mass, whole.mass)

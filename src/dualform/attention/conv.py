@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
+from .core import whole_number
 from .heads import MultiHead
 from .norm import KeyNorm
 from .pairs import Padding
@@ -29,47 +30,59 @@ class ConvAttention(MultiHead):
     """Softmax attention between convolved queries and keys.
 
     ``axes=2`` takes the tokens as a grid (``grid``; None: a square) after ``class_tokens`` that stay as they are;
-    ``axes=1`` as a sequence. ``normalise`` is Attention-BN on what is convolved.
+    ``axes=1`` as a sequence. ``one_sided`` convolutions of a sequence look back alone, as causal attention needs it.
+    ``normalise`` is Attention-BN on what is convolved.
     """
 
     def __init__(
         self, width: int, heads: int, *, axes: Literal[1, 2] = 2, kernel: int = 3, apply_to: ApplyTo = "qk",
-        grid: Grid = None, class_tokens: int = 0, normalise: bool = False, beta: float = 1.0, use_var: bool = True,
-        eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
+        one_sided: bool = False, grid: Grid = None, class_tokens: int = 0, normalise: bool = False, beta: float = 1.0,
+        use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
         super().__init__(width, heads, Softmax(), norm=norm, dropout=dropout, bias=bias)
-        if kernel < 1 or kernel % 2 == 0:
+        if not one_sided and whole_number("kernel", kernel, 1) % 2 == 0:
             raise SizeError(f"kernel={kernel} must be odd, so that a token stands in its middle.")
+        if axes not in (1, 2) or (one_sided and axes == 2):
+            raise SizeError(
+                f"axes={axes} with one_sided={one_sided}: there are sequences (1), and grids (2) without sides."
+            )
         if apply_to not in ("qk", "k", "qkv"):
             raise SizeError(f"apply_to={apply_to!r} is not known; choose 'qk', 'k' or 'qkv'.")
-        self.axes, self.side, self.grid, self.class_tokens = axes, kernel, grid, class_tokens
+        self.axes, self.side, self.grid = axes, kernel, grid
+        self.one_sided, self.class_tokens = one_sided, whole_number("class_tokens", class_tokens)
         self.apply_to: ApplyTo = apply_to
         self.conv = self._delta()
         self.value_conv = self._delta() if apply_to == "qkv" else None
 
     def projected(
-        self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool
+        self, x: Tensor, context: Tensor, padding: Padding, causal: bool
     ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
         """Queries, keys and values, convolved."""
         if causal and self.axes == 2:
             raise SizeError("a grid has no order, so Attention-Conv2D is not causal. Take conv1d for sequences.")
-        q, k, v = super().projected(x, context, padding, causal, own)
+        if causal and (not self.one_sided or self.class_tokens):
+            raise SizeError(
+                "this convolution looks ahead. Build it with one_sided=True (and no class tokens) for causal attention."
+            )
+        q, k, v = super().projected(x, context, padding, causal)
         if self.apply_to != "k":
-            q = self._over_tokens(self.conv, q, padding if own else None, causal)
-        k = self._over_tokens(self.conv, k, padding, causal)
+            q = self._over_tokens(self.conv, q, padding if context is x else None)
+        k = self._over_tokens(self.conv, k, padding)
         if self.value_conv is not None:
-            v = self._over_tokens(self.value_conv, v, padding, causal)
+            v = self._over_tokens(self.value_conv, v, padding)
         return q, k, v
 
-    def _over_tokens(self, conv: nn.Module, x: Tensor, padding: Padding, causal: bool) -> Tensor:
+    def _over_tokens(self, conv: nn.Module, x: Tensor, padding: Padding) -> Tensor:
         """Convolve over the tokens behind the class tokens. What is padded is zero, as what lies beyond the end."""
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         first, rest = x[:, : self.class_tokens], x[:, self.class_tokens :].mT  # b D n
+        if rest.shape[-1] == 0:
+            return x
         half = self.side // 2
         if self.axes == 1:
-            sides = (self.side - 1, 0) if causal else (half, half)
+            sides = (self.side - 1, 0) if self.one_sided else (half, half)
             rest = conv(nn.functional.pad(rest, sides))
         else:
             sides = (half,) * 4
@@ -92,5 +105,5 @@ class ConvAttention(MultiHead):
         conv = kind(self.width, self.width, self.side, groups=self.width, bias=False)
         nn.init.zeros_(conv.weight)
         with torch.no_grad():
-            conv.weight[(slice(None), slice(None), *(self.side // 2,) * self.axes)] = 1.0
+            conv.weight[(slice(None), slice(None), *(-1 if self.one_sided else self.side // 2,) * self.axes)] = 1.0
         return conv

@@ -44,12 +44,32 @@ def attend(
     return found.masked_fill(blind, 0.0)
 
 
-def see_that_they_fit(queries: int, keys: int, causal: bool) -> None:
-    """Causal attention is from tokens to those before them: there must be as many of each."""
-    if causal and queries != keys:
+def see_that_they_fit(x: Tensor, context: Tensor, padding: Tensor | None, width: int, causal: bool) -> None:
+    """Sequences of tokens of one width, as many of each as there are in the batch, and a mask for those attended to."""
+    for name, each in (("x", x), ("context", context)):
+        if each.ndim != 3 or each.shape[-1] != width or each.shape[1] == 0:
+            raise SizeError(
+                f"{name} is {tuple(each.shape)}, and must be (batch, tokens, width={width}), 1 token or more."
+            )
+    batch, tokens = context.shape[:2]
+    if len(x) != batch:
+        raise SizeError(f"x has a batch of {len(x)}, and context one of {batch}.")
+    if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, tokens)):
         raise SizeError(
-            f"causal attention is of a sequence to itself, but there are {queries} queries and {keys} keys."
+            f"padding is {padding.dtype} of {tuple(padding.shape)}, and must be bool of {(batch, tokens)}: True at the "
+            "tokens attended to that are not there."
         )
+    if causal and x.shape[1] != tokens:
+        raise SizeError(
+            f"causal attention is of a sequence to itself, but there are {x.shape[1]} queries and {tokens} keys."
+        )
+
+
+def whole_number(name: str, value: object, least: int = 0) -> int:
+    """A whole number that is not too small."""
+    if not isinstance(value, int) or value < least:
+        raise SizeError(f"{name}={value!r} must be a whole number, {least} or more.")
+    return value
 
 
 def exact_ratio(what: str, value: int, by: str, count: int) -> int:

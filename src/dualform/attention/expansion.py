@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pairs import Padding, Pairs
+from .norm import KeyNorm, Statistics
+from .pairs import Pairs
 
 KernelName = Literal["exp", "elu"]
 """exp: :math:`\\exp(q^\\top k/\\sqrt d)`. elu: :math:`\\varphi(q)^\\top\\varphi(k)` with φ = elu + 1."""
@@ -25,8 +26,9 @@ KernelName = Literal["exp", "elu"]
 class Expansion:
     """Some heads of a layer, and what they are made of.
 
-    ``queries`` and ``keys`` are behind the primal layer's own map (centred and scaled by a batch normalisation,
-    convolved, …), so that their kernel is the score. Where the map depends on the query, each has keys of its own.
+    The kernel of ``queries`` and ``keys`` is the score. Both are behind the primal layer's own map (convolved,
+    normalised, …), but for keys under a softmax whose normalisation differs from query to query: there a changed query
+    does what a normalised key would, and ``inputs`` has the latter.
     """
 
     heads: tuple[int, ...]
@@ -35,41 +37,40 @@ class Expansion:
     keys: Float[Tensor, "b h *n m d"]
     hidden: Bool[Tensor, "#b #h n m"] | None
     pairs: Pairs
+    unnormalised: tuple[KeyNorm, Statistics] | None = None
+    """What the keys would be normalised by."""
+
+    @property
+    def inputs(self) -> Float[Tensor, "b h *n m d"]:
+        """What the regression is fitted on: keys behind the primal map, each query's own where it depends on that."""
+        return self.keys if self.unnormalised is None else self.unnormalised[0].keys(self.keys, self.unnormalised[1])
 
     @property
     def values(self) -> Float[Tensor, "b h m e"]:
         """What each key stands for."""
         return self.pairs.values
 
-    @property
-    def first(self) -> Int[Tensor, " w"]:
-        """The first token of each key's window."""
-        return torch.from_numpy(self.pairs.windows.first)
-
-    @property
-    def last(self) -> Int[Tensor, " w"]:
-        """The last token of each key's window."""
-        return torch.from_numpy(self.pairs.windows.last)
-
     def weights(self) -> Float[Tensor, "b h n m"]:
         """How much each query attends to each key: lines sum to 1, or are zero where no key is seen."""
+        q, k = (wide(each) for each in (self.queries, self.keys))
         if self.kernel == "exp":
-            logits = products(self.queries, self.keys) / math.sqrt(self.queries.shape[-1])
-            if self.hidden is not None:
-                logits = logits.masked_fill(self.hidden, -float("inf"))
-            return logits.softmax(-1).nan_to_num()
-        scores = products(feature_map(self.queries), feature_map(self.keys))
+            logits = products(q, k) / math.sqrt(q.shape[-1])
+            if self.hidden is None:
+                return logits.softmax(-1)
+            blind = self.hidden.all(-1, keepdim=True)
+            return logits.masked_fill(self.hidden & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+        scores = products(query_features(q), feature_map(k))
         if self.hidden is not None:
             scores = scores.masked_fill(self.hidden, 0.0)
         return ratio(scores, scores.sum(-1, keepdim=True))
 
     def outputs(self, dropout: float = 0.0) -> Float[Tensor, "b h n e"]:
         """What the heads give."""
-        return F.dropout(self.weights(), dropout, dropout > 0) @ self.values
+        return F.dropout(self.weights().to(self.values.dtype), dropout, dropout > 0) @ self.values
 
-    def over_tokens(self, padding: Padding = None) -> Float[Tensor, "b h n t"]:
+    def over_tokens(self) -> Float[Tensor, "b h n t"]:
         """The weights, each pair's shared among its tokens."""
-        return self.pairs.spread(self.weights(), padding)
+        return self.pairs.spread(self.weights())
 
 
 def products(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h *n m d"]) -> Float[Tensor, "b h n m"]:
@@ -82,7 +83,17 @@ def feature_map(x: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
+def query_features(q: Float[Tensor, "*s d"]) -> Float[Tensor, "*s d"]:
+    """φ(q), larger by a factor where it would be next to nothing: that cancels in the ratio."""
+    return feature_map(q - q.detach().amax(-1, keepdim=True).clamp(max=0))
+
+
 def ratio(scores: Float[Tensor, "*s e"], normaliser: Float[Tensor, "*s 1"]) -> Float[Tensor, "*s e"]:
     """Scores over their sum; next to nothing for a query that sees no key, or keys of no weight."""
     least = torch.finfo(normaliser.dtype).tiny * 1e8  # below it, gradients would overflow
     return scores / torch.where(normaliser < least, 1.0, normaliser)
+
+
+def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """In float32 at least: sums over many tokens leave the range of half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -56,6 +56,8 @@ class Heads(nn.Module):
         self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
+        if not isinstance(kernel, Kernel):
+            raise SizeError(f"kernel={kernel!r} is no kernel: it has to have outputs and an expansion, as Softmax has.")
         self.kernel, self.norm, self.dropout = kernel, norm, dropout
 
     def forward(
@@ -73,16 +75,16 @@ class Heads(nn.Module):
         drop = self.dropout if self.training else 0.0
         found = [
             self.kernel.outputs(group.q, group.pairs, self.norm, drop)
-            for group in self._groups(x, context, padding, causal)
+            for group in self._blanked(x, context, padding, causal)
         ]
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+        return self.in_order(found)
 
     def expansions(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
         causal: bool = False,
     ) -> list[Expansion]:  # fmt: skip
         """The heads as support vector expansions: those that see the same pairs together."""
-        return [self.kernel.expansion(*group, self.norm) for group in self._groups(x, context, padding, causal)]
+        return [self.kernel.expansion(*group, self.norm) for group in self._blanked(x, context, padding, causal)]
 
     def weights(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
@@ -90,16 +92,28 @@ class Heads(nn.Module):
     ) -> Float[Tensor, "b H n m"]:  # fmt: skip
         """How much each token attends to each other one, head by head. A window's weight is shared by its tokens."""
         found = self.expansions(x, context, padding=padding, causal=causal)
-        return torch.cat([each.over_tokens(padding) for each in found], 1)
+        return self.in_order([each.over_tokens() for each in found])
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
-        """Queries, and the pairs that they see. ``own`` tells self-attention from that to another sequence."""
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+        """Queries, and the pairs that they see. In self-attention ``context`` is ``x`` itself."""
         raise NotImplementedError
 
-    def _groups(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
+    def in_order(self, parts: list[Tensor]) -> Tensor:
+        """What groups of heads give, head by head."""
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def extra_repr(self) -> str:
+        """Width, heads and kernel."""
+        return f"{self.width}, {self.heads}, kernel={self.kernel}, dropout={self.dropout}"
+
+    def _blanked(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
+        """The groups, with tokens that are not there blanked out: whatever they hold changes nothing."""
         other = x if context is None else context
-        see_that_they_fit(x.shape[1], other.shape[1], causal)
-        return self.groups(x, other, padding, causal, context is None)
+        see_that_they_fit(x, other, padding, self.width, causal)
+        if padding is None:
+            return self.groups(x, other, None, causal)
+        blanked = other.masked_fill(padding.unsqueeze(-1), 0.0)
+        return self.groups(blanked if other is x else x, blanked, padding, causal)
 
 
 class MultiHead(Heads):
@@ -112,13 +126,13 @@ class MultiHead(Heads):
         super().__init__(width, heads, kernel, norm=norm, dropout=dropout)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=bias) for _ in range(4))
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """All heads together."""
-        q, k, v = (split_heads(each, self.heads) for each in self.projected(x, context, padding, causal, own))
-        yield Group(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, causal))
+        q, k, v = (split_heads(each, self.heads) for each in self.projected(x, context, padding, causal))
+        yield Group(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, padding, causal))
 
     def projected(
-        self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool
+        self, x: Tensor, context: Tensor, padding: Padding, causal: bool
     ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
         """Queries, keys and values."""
         return self.query(x), self.key(context), self.value(context)

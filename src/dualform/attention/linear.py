@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from .expansion import Expansion, feature_map, ratio
+from .expansion import Expansion, feature_map, products, query_features, ratio, wide
 from .heads import MultiHead
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
@@ -28,22 +30,23 @@ class Linear:
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
         """Through sums of key times value. There are no weights to drop, so outputs are dropped."""
+        with torch.autocast(q.device.type, enabled=False):  # sums over all tokens want float32
+            found = self._outputs(wide(q), pairs, norm).to(pairs.v.dtype)
+        return F.dropout(found, dropout, dropout > 0)
+
+    def _outputs(self, q: Tensor, pairs: Pairs, norm: KeyNorm | None) -> Tensor:
         if norm is not None and pairs.causal:
-            return self.expansion((), q, pairs, norm).outputs(dropout)
-        k = pairs.k
+            return query_by_query(q, pairs, norm)
+        k, v = wide(pairs.k), wide(pairs.v)
         if norm is not None:
             statistics = statistics_of(pairs)
             q, k = norm(q, statistics), norm(k, statistics)
-        q, k = feature_map(q), feature_map(k)
+        q, k = query_features(q), feature_map(k)
         if pairs.empty is not None:
             k = k.masked_fill(pairs.empty[:, None, :, None], 0.0)
         if not pairs.causal:
-            found = through_state(q, k, pairs.v)
-        elif pairs.own is None:
-            found = through_prefixes(q, k, pairs.v)
-        else:
-            found = through_windows(q, k, pairs)
-        return F.dropout(found, dropout, dropout > 0)
+            return through_state(q, k, v)
+        return through_prefixes(q, k, v) if pairs.own is None else through_windows(q, k, v, pairs)
 
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
@@ -52,10 +55,7 @@ class Linear:
         k = pairs.keys
         if norm is not None:
             statistics = statistics_of(pairs)
-            q = norm(q, statistics)
-            if pairs.causal:
-                k, statistics = k.unsqueeze(-3), (statistics[0].unsqueeze(-2), statistics[1].unsqueeze(-2))
-            k = norm(k, statistics)
+            q, k = norm(q, statistics), norm.keys(k, statistics)
         return Expansion(heads, "elu", q, k, pairs.hidden(q.shape[-2]), pairs)
 
 
@@ -82,16 +82,40 @@ def through_prefixes(
     return found.flatten(-3, -2)[..., :length, :]
 
 
-def through_windows(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b w d"], pairs: Pairs) -> Float[Tensor, "*b n e"]:
+def through_windows(
+    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b w d"], v: Float[Tensor, "*b w e"], pairs: Pairs
+) -> Float[Tensor, "*b n e"]:
     """Each query sees the windows that are complete by then, and its own token."""
     assert pairs.own is not None
-    own_k, own_v = pairs.own
+    own_k, own_v = (wide(each) for each in pairs.own)
     length, scale = q.shape[-2], pairs.windows.scale
     mine = (q * feature_map(own_k)).sum(-1, keepdim=True)
     late = blocks(F.pad(q, (0, 0, 1, 0)), scale)  # query i stands behind (i + 1) // scale windows
-    seen = (each[..., : late.shape[-3], :, :] for each in running_sums(k.unsqueeze(-2), pairs.v.unsqueeze(-2)))
+    seen = (each[..., : late.shape[-3], :, :] for each in running_sums(k.unsqueeze(-2), v.unsqueeze(-2)))
     top, bottom = ((late @ each).flatten(-3, -2)[..., 1 : length + 1, :] for each in seen)
     return ratio(top + mine * own_v, bottom + mine)
+
+
+def query_by_query(q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm) -> Float[Tensor, "b h n e"]:
+    """Causal and normalised: each query has keys of its own. Blocks are computed again for the backward pass."""
+    mean, variance = statistics_of(pairs)
+    k, v, hidden = wide(pairs.keys), wide(pairs.values), pairs.hidden(q.shape[-2])
+    assert hidden is not None
+
+    def some(q: Tensor, mean: Tensor, variance: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        statistics = mean, variance
+        features = feature_map(norm.keys(k, statistics))
+        scores = products(query_features(norm(q, statistics)), features).masked_fill(hidden, 0.0)
+        return ratio(scores @ v, scores.sum(-1, keepdim=True))
+
+    found = []
+    for first in range(0, q.shape[-2], CHUNK):
+        part = slice(first, first + CHUNK)
+        given = q[..., part, :], mean[..., part, :], variance[..., part, :], k, v, hidden[..., part, :]
+        again = checkpoint(some, *given, use_reentrant=False) if torch.is_grad_enabled() else some(*given)
+        assert isinstance(again, Tensor)
+        found.append(again)
+    return torch.cat(found, -2)
 
 
 def running_sums(

@@ -1,46 +1,89 @@
-"""Weights of torch's own attention, for ours."""
+"""Weights of torch's own attention, or of another layer of ours."""
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
+from .heads import Heads
 from .scaled import ScaledHeadAttention
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
+class Projection(NamedTuple):
+    """One of query, key, value, out: of all heads, one after the other."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 @torch.no_grad()
-def load_from(layer: Layer, other: nn.MultiheadAttention) -> Layer:
-    """Copy the weights of ``nn.MultiheadAttention`` into an attention layer of the same width and heads."""
-    width, heads = getattr(layer, "width", None), getattr(layer, "heads", None)
-    if (width, heads) != (other.embed_dim, other.num_heads) or other.in_proj_weight is None:
+def load_from(layer: Layer, other: nn.Module) -> Layer:
+    """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
+    same width and heads. Other parameters stay.
+    """
+    if not isinstance(layer, Heads):
+        raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
+    theirs = projections(other)
+    width, heads = (
+        len(theirs["out"].weight),
+        other.num_heads if isinstance(other, nn.MultiheadAttention) else other.heads,
+    )
+    if (layer.width, layer.heads) != (width, heads):
         raise SizeError(
-            f"a layer of width {width} with {heads} heads cannot take the weights of an nn.MultiheadAttention of width "
-            f"{other.embed_dim} with {other.num_heads} heads (and keys and values of its own width)."
+            f"a layer of width {layer.width} with {layer.heads} heads cannot take the weights of a "
+            f"{type(other).__name__} of width {width} with {heads} heads."
         )
-    weights = other.in_proj_weight.chunk(3)
-    biases: tuple[Tensor | None, ...] = (None,) * 3 if other.in_proj_bias is None else other.in_proj_bias.chunk(3)
-    for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
-        _fill(layer.get_submodule(name), weight, bias, layer)
-    _fill(layer.get_submodule("out"), other.out_proj.weight, other.out_proj.bias, layer)
+    if layer.out.bias is None and any(each.bias is not None and bool(each.bias.any()) for each in theirs.values()):
+        raise SizeError("the weights have a bias that is not zero, and the layer has none: build it with bias=True.")
+    for name, (weight, bias) in theirs.items():
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        mine = layer.get_submodule(name)
+        if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
+            weights, biases = layer.split_by_scale(weight), layer.split_by_scale(bias)
+            for scale, each in mine.items():
+                _fill(each, weights[scale], biases[scale])
+        else:
+            _fill(mine, weight, bias)
     return layer
 
 
-def _fill(module: nn.Module, weight: Tensor, bias: Tensor | None, layer: nn.Module) -> None:
-    """One projection, or those of the heads of each scale in turn."""
-    if isinstance(module, nn.ModuleDict):
-        assert isinstance(layer, ScaledHeadAttention)
-        sizes = [count * layer.size for count in layer.counts.values()]
-        parts = zip(weight.split(sizes), [None] * len(sizes) if bias is None else bias.split(sizes), strict=True)
-        for each, (some, shift) in zip(module.values(), parts, strict=True):
-            _fill(each, some, shift, layer)
-        return
+def projections(layer: nn.Module) -> dict[str, Projection]:
+    """Query, key, value and out of a layer."""
+    if isinstance(layer, nn.MultiheadAttention):
+        if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
+            raise SizeError(
+                "this nn.MultiheadAttention has keys and values of another width, or adds some of its own (kdim, vdim, "
+                "add_bias_kv, add_zero_attn): no layer here does that."
+            )
+        biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+        inside = zip(("query", "key", "value"), layer.in_proj_weight.chunk(3), biases, strict=True)
+        found = {name: Projection(weight, bias) for name, weight, bias in inside}
+        return found | {"out": Projection(layer.out_proj.weight, layer.out_proj.bias)}
+    if not isinstance(layer, Heads):
+        raise SizeError(f"a {type(layer).__name__} is no attention layer whose weights are known here.")
+    return {name: _whole(layer, layer.get_submodule(name)) for name in ("query", "key", "value", "out")}
+
+
+def _whole(layer: Heads, module: nn.Module) -> Projection:
+    """One projection, or those of the heads of each scale put together."""
+    if not isinstance(layer, ScaledHeadAttention) or not isinstance(module, nn.ModuleDict):
+        assert isinstance(module, nn.Linear)
+        return Projection(module.weight, module.bias)
+    parts = [each for each in module.values() if isinstance(each, nn.Linear)]
+    order = torch.tensor([head for members in layer.members.values() for head in members]).argsort()
+    weight, bias = (
+        torch.cat([rows.unflatten(0, (-1, layer.size)) for rows in each])[order].flatten(0, 1)
+        for each in ([p.weight for p in parts], [p.bias if p.bias is not None else p.weight[:, 0] * 0 for p in parts])
+    )
+    return Projection(weight, None if parts[0].bias is None else bias)
+
+
+def _fill(module: nn.Module, weight: Tensor, bias: Tensor) -> None:
     assert isinstance(module, nn.Linear)
     module.weight.copy_(weight)
     if module.bias is not None:
-        module.bias.zero_() if bias is None else module.bias.copy_(bias)
-    elif bias is not None and bool(bias.any()):
-        raise SizeError("the weights have a bias that is not zero, and the layer has none: build it with bias=True.")
+        module.bias.copy_(bias)

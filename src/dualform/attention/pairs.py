@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .windows import Windows
@@ -24,7 +24,10 @@ class Pairs:
     k: Float[Tensor, "b h w d"]
     v: Float[Tensor, "b h w e"]
     windows: Windows
+    padding: Bool[Tensor, "b t"] | None = None
+    """Tokens that are not there."""
     empty: Bool[Tensor, "b w"] | None = None
+    """Windows that hold none."""
     causal: bool = False
     own: tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n e"]] | None = None
 
@@ -38,15 +41,28 @@ class Pairs:
         """All values, in the same order."""
         return self.v if self.own is None else torch.cat([self.v, self.own[1]], -2)
 
+    @property
+    def first(self) -> Int[Tensor, " m"]:
+        """The first token of each key."""
+        return self._tokens(self.windows.first)
+
+    @property
+    def last(self) -> Int[Tensor, " m"]:
+        """The last token of each key."""
+        return self._tokens(self.windows.first if self.windows.pool == "stride" else self.windows.last)
+
+    def late(self, first: int, last: int, windows: int) -> Bool[Tensor, "n w"]:
+        """Which of the first windows are not complete yet, for the queries from the first to before the last."""
+        late = self.windows.end[:windows] > np.arange(first, last)[:, None]
+        return torch.from_numpy(late).to(self.k.device)
+
     def hidden(self, n: int) -> Bool[Tensor, "#b 1 n m"] | None:
         """Which keys each of n queries does not see; None where all see all."""
-        device = self.k.device
-        if self.causal:
-            hidden = torch.from_numpy(self.windows.end > np.arange(n)[:, None]).to(device)[None, None]
-        elif self.empty is not None:
-            hidden = torch.zeros(1, 1, n, self.k.shape[-2], dtype=torch.bool, device=device)
-        else:
+        if not self.causal and self.empty is None:
             return None
+        count, device = self.k.shape[-2], self.k.device
+        hidden = self.late(0, n, count) if self.causal else torch.zeros(n, count, dtype=torch.bool, device=device)
+        hidden = hidden[None, None]
         if self.empty is not None:
             hidden = hidden | self.empty[:, None, None, :]
         if self.own is not None:
@@ -54,10 +70,12 @@ class Pairs:
             hidden = torch.cat([hidden, others.expand(*hidden.shape[:2], n, n)], -1)
         return hidden
 
-    def spread(
-        self, weights: Float[Tensor, "b h n m"], padding: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b h n t"]:
+    def spread(self, weights: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h n t"]:
         """Weights of pairs as weights of tokens."""
         count = self.k.shape[-2]
-        found = self.windows.spread(weights[..., :count], padding)
+        found = self.windows.spread(weights[..., :count], self.padding)
         return found if self.own is None else found + weights[..., count:]
+
+    def _tokens(self, of_windows: np.ndarray) -> Int[Tensor, " m"]:
+        own = np.arange(0 if self.own is None else self.own[0].shape[-2])
+        return torch.from_numpy(np.concatenate([of_windows, own]))

@@ -38,9 +38,9 @@ class PrimalAttention(MultiHead):
         super().__init__(width, heads, kernel or Softmax(), dropout=dropout, bias=bias)
         self.g = g
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """All heads together, behind g."""
-        for group in super().groups(x, context, padding, causal, own):
+        for group in super().groups(x, context, padding, causal):
             pairs = replace(group.pairs, k=self._mapped(group.pairs.k))
             yield group._replace(q=self._mapped(group.q), pairs=pairs)
 

@@ -10,12 +10,14 @@ run together. Which pooling and which scales the paper used was not at hand: bot
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .core import split_heads
+from .core import split_heads, whole_number
 from .heads import Group, Heads, Kernel
 from .norm import KeyNorm
 from .pairs import Padding, Pairs
@@ -29,6 +31,7 @@ class ScaledHeadAttention(Heads):
     ``normalise`` makes it Attention-BN+SH: the statistics are those of the pooled keys of each head. ``class_tokens``
     at the front are never pooled; with a ``grid`` (height, width) the others are pooled in blocks of it. Without
     ``prepool`` all tokens are projected, then pooled: the same, at a higher cost (as it always is where it is causal).
+    It takes the state dict of a layer without scales as it is.
     """
 
     def __init__(
@@ -38,30 +41,48 @@ class ScaledHeadAttention(Heads):
     ) -> None:  # fmt: skip
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
         super().__init__(width, heads, kernel or Softmax(), norm=norm, dropout=dropout)
-        self.scales = tuple(sorted(default_scales(heads) if scales is None else scales))
-        if len(self.scales) != heads or min(self.scales) < 1:
+        self.scales = tuple(default_scales(heads) if scales is None else scales)
+        if len(self.scales) != heads or not all(isinstance(scale, int) and scale > 0 for scale in self.scales):
             raise SizeError(f"scales={list(self.scales)} must hold {heads} whole numbers, one a head, 1 or more.")
         if pool not in ("avg", "stride"):
             raise SizeError(f"pool={pool!r} is not known; choose 'avg' or 'stride'.")
         self.pool: Pool = pool
-        self.prepool, self.class_tokens, self.grid = prepool, class_tokens, grid
-        self.counts = {scale: self.scales.count(scale) for scale in dict.fromkeys(self.scales)}
+        self.prepool, self.class_tokens, self.grid = prepool, whole_number("class_tokens", class_tokens), grid
+        self.members = {scale: [i for i in range(heads) if self.scales[i] == scale] for scale in sorted({*self.scales})}
         self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
-        sizes = {str(scale): count * self.size for scale, count in self.counts.items()}
+        sizes = {str(scale): len(members) * self.size for scale, members in self.members.items()}
         self.key = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
         self.value = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
+        self.register_load_state_dict_pre_hook(split_projections)
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool, own: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """The heads of each scale, in the order of their scales."""
         if causal and (self.class_tokens or self.grid is not None):
             raise SizeError(
                 "class tokens and grids have no order, so heads of several scales are not causal with them."
             )
-        queries = split_heads(self.query(x), self.heads).split(list(self.counts.values()), dim=1)
-        first = 0
-        for q, (scale, count) in zip(queries, self.counts.items(), strict=True):
-            yield Group(tuple(range(first, first + count)), q, self._pairs(context, scale, count, padding, causal))
-            first += count
+        q = split_heads(self.query(x), self.heads)
+        for scale, members in self.members.items():
+            together = members[-1] - members[0] == len(members) - 1
+            mine = q[:, members[0] : members[-1] + 1] if together else q[:, members]
+            yield Group(tuple(members), mine, self._pairs(context, scale, len(members), padding, causal))
+
+    def in_order(self, parts: list[Tensor]) -> Tensor:
+        """Groups come by their scales, heads as they were given."""
+        order = [head for members in self.members.values() for head in members]
+        whole = super().in_order(parts)
+        if order == sorted(order):
+            return whole
+        return whole[:, torch.tensor(order, device=whole.device).argsort()]
+
+    def split_by_scale(self, rows: Tensor) -> dict[str, Tensor]:
+        """Rows for all heads, one head after the other, as the projections of each scale have them."""
+        heads = rows.unflatten(0, (self.heads, self.size))
+        return {str(scale): heads[members].flatten(0, 1) for scale, members in self.members.items()}
+
+    def extra_repr(self) -> str:
+        """Also the scales."""
+        return f"{super().extra_repr()}, scales={list(self.scales)}, pool={self.pool!r}"
 
     def _pairs(self, context: Tensor, scale: int, count: int, padding: Padding, causal: bool) -> Pairs:
         """Keys and values of the heads of one scale: pooled before they are projected, where it is not causal."""
@@ -70,8 +91,17 @@ class ScaledHeadAttention(Heads):
         tokens, empty = (context, padding) if later else windows.pooled(context, padding)
         k, v = (split_heads(each[str(scale)](tokens), count) for each in (self.key, self.value))
         if not later:
-            return Pairs(k, v, windows, empty, causal)
+            return Pairs(k, v, windows, padding, empty, causal)
         hidden = None if padding is None else padding.unsqueeze(1)
         (pooled_k, empty), (pooled_v, _) = windows.pooled(k, hidden), windows.pooled(v, hidden)
         own = (k, v) if causal else None
-        return Pairs(pooled_k, pooled_v, windows, None if empty is None else empty.squeeze(1), causal, own)
+        return Pairs(pooled_k, pooled_v, windows, padding, None if empty is None else empty.squeeze(1), causal, own)
+
+
+def split_projections(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded: projections of all heads in one are split by scale."""
+    for part in ("key", "value"):
+        for kind in ("weight", "bias"):
+            whole = state.pop(f"{prefix}{part}.{kind}", None)
+            if whole is not None:
+                state |= {f"{prefix}{part}.{s}.{kind}": rows for s, rows in layer.split_by_scale(whole).items()}

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,6 +13,9 @@ from .expansion import Expansion
 from .heads import MultiHead
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
+
+BLOCK = 512
+"""Queries that are written out at once where causal heads are pooled."""
 
 
 @dataclass(frozen=True)
@@ -29,31 +31,40 @@ class Softmax:
         if pairs.own is not None:
             return with_own(q, pairs, dropout)
         hidden = None if pairs.empty is None else pairs.empty[:, None, None, :]
-        return attend(q, pairs.k, pairs.v, hidden=hidden, causal=pairs.causal, dropout=dropout)
+        k, v = pairs.k.to(q.dtype), pairs.v.to(q.dtype)
+        return attend(q, k, v, hidden=hidden, causal=pairs.causal, dropout=dropout).to(pairs.v.dtype)
 
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
         """With normalised queries and keys, as the primal layer has them; where it is causal, changed queries."""
-        k = pairs.keys
-        if norm is not None:
-            statistics = statistics_of(pairs)
-            q, k = (norm.query(q, statistics), k) if pairs.causal else (norm(q, statistics), norm(k, statistics))
-        return Expansion(heads, "exp", q, k, pairs.hidden(q.shape[-2]), pairs)
+        k, hidden = pairs.keys, pairs.hidden(q.shape[-2])
+        if norm is None:
+            return Expansion(heads, "exp", q, k, hidden, pairs)
+        found = statistics_of(pairs)
+        if pairs.causal:
+            return Expansion(heads, "exp", norm.query(q, found), k, hidden, pairs, (norm, found))
+        return Expansion(heads, "exp", norm(q, found), norm(k, found), hidden, pairs)
 
 
 def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float[Tensor, "b h n e"]:
-    """Causal attention to complete windows and to each query's own token."""
+    """Causal attention to complete windows and to each query's own token. In blocks, so late windows cost nothing."""
     assert pairs.own is not None
-    own_k, own_v = pairs.own
-    late = torch.from_numpy(pairs.windows.end > np.arange(q.shape[-2])[:, None]).to(q.device)
-    if pairs.empty is not None:
-        late = late | pairs.empty[:, None, None, :]
-    logits = (q @ pairs.k.mT).masked_fill(late, -torch.inf)
-    mine = (q * own_k).sum(-1, keepdim=True)
-    weights = (torch.cat([logits, mine], -1) / math.sqrt(q.shape[-1])).softmax(-1)
-    weights = F.dropout(weights, dropout, dropout > 0)
-    return weights[..., :-1] @ pairs.v + weights[..., -1:] * own_v
+    k, v, own_k, own_v = (each.to(q.dtype) for each in (pairs.k, pairs.v, *pairs.own))
+    q = q / math.sqrt(q.shape[-1])
+    found = []
+    for first in range(0, q.shape[-2], BLOCK):
+        some = slice(first, first + BLOCK)
+        last = min(first + BLOCK, q.shape[-2])
+        seen = last // pairs.windows.scale
+        late = pairs.late(first, last, seen)
+        if pairs.empty is not None:
+            late = late | pairs.empty[:, None, None, :seen]
+        logits = (q[..., some, :] @ k[..., :seen, :].mT).masked_fill(late, -torch.inf)
+        mine = (q[..., some, :] * own_k[..., some, :]).sum(-1, keepdim=True)
+        weights = F.dropout(torch.cat([logits, mine], -1).softmax(-1), dropout, dropout > 0)
+        found.append(weights[..., :-1] @ v[..., :seen, :] + weights[..., -1:] * own_v[..., some, :])
+    return torch.cat(found, -2).to(pairs.v.dtype)
 
 
 class SoftmaxAttention(MultiHead):

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
-from .core import attend
+from .core import attend, whole_number
 from .expansion import Expansion
 from .heads import MultiHead
-from .norm import KeyNorm, Statistics, statistics_of, subset_statistics
+from .norm import KeyNorm, statistics_of, subset_statistics
 from .pairs import Pairs
 from .windows import Windows
 
@@ -55,22 +55,24 @@ class Gathered(NamedTuple):
 def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own: bool) -> Gathered:
     """Cut the queries into blocks, and gather for each the windows near it and those that hold a strided token.
 
-    There are less than twice as many as its queries see, so what is computed grows with what is seen: with N√N.
+    With the usual pattern there are less than twice as many as its queries see, so what is computed grows with what is
+    seen: with N√N.
     """
-    w, last = pattern.window, windows.tokens - 1
-    size = max(w, LEAST_BLOCK)
+    last, of_token, end = windows.tokens - 1, windows.of_token, windows.end
+    w = min(pattern.window, max(queries, windows.tokens))
+    size = min(max(w, LEAST_BLOCK), queries)
     begin = np.arange(0, queries, size)[:, None]  # c 1
     query = begin[..., None] + np.arange(size)[:, None]  # c s 1
-    lowest = windows.of_token[(begin - w).clip(0, last)]
-    highest = windows.of_token[(begin + size - 1 + (0 if causal else w)).clip(max=last)]
+    lowest = of_token[(begin - w).clip(0, last)]
+    highest = of_token[(begin + size - 1 + (0 if causal else w)).clip(max=last)]
     near = lowest + np.arange((highest - lowest).max() + 1)  # c l
-    strided = np.unique(windows.of_token[pattern.stride - 1 :: pattern.stride])
+    strided = np.unique(of_token[pattern.stride - 1 :: pattern.stride])
     again = (strided >= lowest) & (strided <= highest)
     keys = np.concatenate([near.clip(max=windows.count - 1), np.broadcast_to(strided, again.shape)], 1)
     useless = np.concatenate([near > highest, again], 1)[:, None]
     hidden = useless | ~pattern.sees(query, windows.first[keys][:, None], windows.last[keys][:, None])
     if causal:
-        hidden = hidden | (windows.end[keys][:, None] > query)
+        hidden = hidden | (end[keys][:, None] > query)
     if own:
         mine = (begin + np.arange(size)).clip(max=queries - 1)
         others = np.broadcast_to(~np.eye(size, dtype=bool), (len(begin), size, size))
@@ -93,8 +95,9 @@ class Sparse:
     way: Literal["gathered", "dense"] = "gathered"
 
     def __post_init__(self) -> None:
-        if (self.window is not None and self.window < 0) or (self.stride is not None and self.stride < 1):
-            raise SizeError(f"window={self.window} must be 0 or more, and stride={self.stride} 1 or more.")
+        for name, least in (("window", 0), ("stride", 1)):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least)
         if self.stats not in ("all", "subset") or self.way not in ("gathered", "dense"):
             raise SizeError(f"stats={self.stats!r} is 'all' or 'subset', and way={self.way!r} 'gathered' or 'dense'.")
 
@@ -127,8 +130,8 @@ class Sparse:
             q = norm.query(q, subset_statistics(keys, ~hidden.unsqueeze(1)))
         if hidden.shape[0] > 1:
             hidden = hidden.repeat_interleave(q.shape[1], 0)
-        out = attend(*(each.flatten(0, 1) for each in (q, keys, values)), hidden=hidden, dropout=dropout)
-        return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :n]
+        out = attend(*(each.to(q.dtype).flatten(0, 1) for each in (q, keys, values)), hidden=hidden, dropout=dropout)
+        return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :n].to(pairs.v.dtype)
 
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
@@ -142,11 +145,12 @@ class Sparse:
         hidden = pairs.hidden(n)
         hidden = unseen[None, None] if hidden is None else hidden | unseen
         k = pairs.keys
-        if norm is not None:
-            statistics: Statistics = statistics_of(pairs) if self.stats == "all" else subset_statistics(k, ~hidden)
-            whole = self.stats == "all" and not pairs.causal
-            q, k = (norm(q, statistics), norm(k, statistics)) if whole else (norm.query(q, statistics), k)
-        return Expansion(heads, "exp", q, k, hidden, pairs)
+        if norm is None:
+            return Expansion(heads, "exp", q, k, hidden, pairs)
+        found = statistics_of(pairs) if self.stats == "all" else subset_statistics(k, ~hidden)
+        if self.stats == "all" and not pairs.causal:
+            return Expansion(heads, "exp", norm(q, found), norm(k, found), hidden, pairs)
+        return Expansion(heads, "exp", norm.query(q, found), k, hidden, pairs, (norm, found))
 
 
 class SparseAttention(MultiHead):

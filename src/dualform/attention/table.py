@@ -1,12 +1,14 @@
 """The table of attention layers: a name for each, and one way to build them."""
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from dualform.errors import QueryError
+from dualform.errors import UnknownLayer
 
 from .batchnorm import BatchNormAttention
 from .conv import ConvAttention
@@ -15,7 +17,7 @@ from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import Sparse, SparseAttention
 
-PATTERN = ("window", "stride", "stats", "way")
+PATTERN = tuple(each.name for each in fields(Sparse))
 
 
 def _sparse(layer: Callable[..., nn.Module], width: int, heads: int, **options: Any) -> nn.Module:
@@ -39,8 +41,8 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "sparse-bn+sh": partial(_sparse, partial(ScaledHeadAttention, normalise=True)),
     "conv1d": partial(ConvAttention, axes=1),
     "conv1d+bn": partial(ConvAttention, axes=1, normalise=True),
-    "conv2d": ConvAttention,
-    "conv2d+bn": partial(ConvAttention, normalise=True),
+    "conv2d": partial(ConvAttention, axes=2),
+    "conv2d+bn": partial(ConvAttention, axes=2, normalise=True),
 }
 """By name. All take (width, heads, **options) and are called with (x, context=None, *, padding=None, causal=False)."""
 
@@ -48,5 +50,21 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, width: int, heads: int, **options: Any) -> nn.Module:
     """An attention layer by its name: ``build("bn", 64, 8)``."""
     if name not in ATTENTIONS:
-        raise QueryError(f"no attention is called '{name}': there are {list(ATTENTIONS)}.")
+        raise UnknownLayer(f"no attention is called '{name}': there are {list(ATTENTIONS)}.")
+    known = options_of(name)
+    if unknown := [option for option in options if option not in known]:
+        raise UnknownLayer(f"the attention '{name}' has no option '{unknown[0]}': it has {known}.")
     return ATTENTIONS[name](width, heads, **options)
+
+
+def options_of(name: str) -> list[str]:
+    """The options that a member of the table takes."""
+    layer, given, own = ATTENTIONS[name], set[str](), ()
+    while isinstance(layer, partial):
+        given |= set(layer.keywords)
+        layer, own = (layer.args[0], PATTERN) if layer.func is _sparse else (layer.func, own)
+    own = PATTERN if layer is SparseAttention else own
+    taken = [each.name for each in inspect.signature(layer).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    hidden = given | (set() if isinstance(layer, type) and issubclass(layer, ConvAttention) else {"kernel"})
+    hidden |= set() if "+" in name or name.endswith("bn") else {"normalise", "beta", "use_var", "eps"}
+    return [*own, *(option for option in taken if option not in hidden)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ class Windows:
 
     The first ``class_tokens`` are windows of their own. With a ``grid`` (height, width) the others are cut into blocks
     of it, as square as the scale allows; else in the order in which they come. ``pool`` is "avg", the mean of the
-    tokens that are there, or "stride", the first token of each window.
+    tokens that are there, or "stride", the first token that is there.
     """
 
     tokens: int
@@ -35,6 +34,8 @@ class Windows:
 
     def __post_init__(self) -> None:
         rest = self.tokens - self.class_tokens
+        if rest < 0:
+            raise SizeError(f"there are {self.tokens} tokens, fewer than class_tokens={self.class_tokens}.")
         if self.grid is not None and self.scale > 1 and self.grid[0] * self.grid[1] != rest:
             raise SizeError(
                 f"{rest} tokens (behind {self.class_tokens} class tokens) are no grid of {self.grid[0]} × "
@@ -49,7 +50,7 @@ class Windows:
         height, width = block(self.scale)
         return self.class_tokens + -(-self.grid[0] // height) * -(-self.grid[1] // width)
 
-    @cached_property
+    @property
     def of_token(self) -> Places:
         """The window of each token."""
         first, rest = np.arange(self.class_tokens), np.arange(self.tokens - self.class_tokens)
@@ -59,26 +60,26 @@ class Windows:
         row, column = rest // self.grid[1] // height, rest % self.grid[1] // width
         return np.concatenate([first, len(first) + row * -(-self.grid[1] // width) + column])
 
-    @cached_property
+    @property
     def sizes(self) -> Places:
         """How many tokens each window has."""
         return np.bincount(self.of_token, minlength=self.count)
 
-    @cached_property
+    @property
     def first(self) -> Places:
         """The first token of each window."""
         found = np.full(self.count, self.tokens)
         np.minimum.at(found, self.of_token, np.arange(self.tokens))
         return found
 
-    @cached_property
+    @property
     def last(self) -> Places:
         """The last token of each window."""
         found = np.zeros(self.count, dtype=np.int64)
         np.maximum.at(found, self.of_token, np.arange(self.tokens))
         return found
 
-    @cached_property
+    @property
     def end(self) -> Places:
         """Where each window of a sequence is complete: its last token, had it all of them."""
         return (np.arange(self.count) + 1) * self.scale - 1
@@ -90,14 +91,17 @@ class Windows:
         if self.scale == 1:
             return x, padding
         if self.pool == "stride":
-            where = torch.from_numpy(self.first).to(x.device)
-            return x[..., where, :], None if padding is None else padding[..., where]
-        there = None if padding is None else (~padding).to(x.dtype)
-        if there is not None:
-            x = x * there.unsqueeze(-1)
-            counts = self._sum(there.unsqueeze(-1))
-            return self._sum(x) / counts.clamp(min=1), counts.squeeze(-1) == 0
-        return self._sum(x) / torch.from_numpy(self.sizes).to(x).unsqueeze(-1), None
+            where, empty = self._chosen(padding, x.device)
+            if empty is None:
+                return x[..., where, :], None
+            return torch.take_along_dim(x, where.unsqueeze(-1).expand(*where.shape, x.shape[-1]), -2), empty
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if padding is None:
+            sizes = torch.from_numpy(self.sizes).to(wide).unsqueeze(-1)
+            return (self._sum(wide) / sizes).to(x.dtype), None
+        counts = self._sum((~padding).to(wide.dtype).unsqueeze(-1))
+        summed = self._sum(wide.masked_fill(padding.unsqueeze(-1), 0.0))
+        return (summed / counts.clamp(min=1)).to(x.dtype), counts.squeeze(-1) == 0
 
     def spread(
         self, weights: Float[Tensor, "b h n w"], padding: Bool[Tensor, "b m"] | None = None
@@ -105,11 +109,24 @@ class Windows:
         """Weights of windows as weights of tokens: each token has its share."""
         where = torch.from_numpy(self.of_token).to(weights.device)
         if self.scale > 1 and self.pool == "stride":
-            chosen = torch.from_numpy(self.first).to(weights.device)
-            return weights.new_zeros(*weights.shape[:-1], self.tokens).index_copy(-1, chosen, weights)
+            chosen, _ = self._chosen(padding, weights.device)
+            chosen = chosen.reshape(-1, 1, 1, self.count).expand_as(weights)
+            return weights.new_zeros(*weights.shape[:-1], self.tokens).scatter_add(-1, chosen, weights)
         there = weights.new_ones(1, self.tokens) if padding is None else (~padding).to(weights.dtype)
         counts = there.new_zeros(there.shape[0], self.count).index_add(1, where, there).clamp(min=1)
         return weights[..., where] * (there / counts[:, where])[:, None, None, :]
+
+    def _chosen(
+        self, padding: Bool[Tensor, "*b m"] | None, device: torch.device
+    ) -> tuple[Int[Tensor, "*b w"], Bool[Tensor, "*b w"] | None]:
+        """The first token that is there of each window, and which windows have none."""
+        if padding is None:
+            return torch.from_numpy(self.first).to(device), None
+        places = torch.arange(self.tokens, device=device) + self.tokens * padding  # those that are not there come last
+        window = torch.from_numpy(self.of_token).to(device).expand_as(places)
+        nothing = places.new_full((*places.shape[:-1], self.count), 2 * self.tokens)
+        found = nothing.scatter_reduce(-1, window, places, "amin")
+        return found.clamp(max=self.tokens - 1), found >= self.tokens
 
     def _sum(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b w d"]:
         """The sum of each window."""

@@ -27,16 +27,18 @@ class Feedforward(nn.Module):
 class Block(nn.Module):
     """Attention and a feedforward network, each behind a normalisation and beside a skip connection.
 
-    ``attention`` is a name of the table; its own options, such as ``scales``, go to it.
+    ``attention`` is a name of the table; its own options, such as ``scales`` or ``eps``, go to it.
+    ``attention_dropout`` drops its weights, ``dropout`` what it and the feedforward network give.
     """
 
     def __init__(
         self, width: int, heads: int, hidden: int, *, attention: str = "softmax", dropout: float = 0.0,
-        eps: float = 1e-5, **options: Any,
+        attention_dropout: float = 0.0, norm_eps: float = 1e-5, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width, eps), build(attention, width, heads, **options)
-        self.norm2, self.mlp = nn.LayerNorm(width, eps), Feedforward(width, hidden, dropout)
+        self.norm1, self.norm2 = nn.LayerNorm(width, norm_eps), nn.LayerNorm(width, norm_eps)
+        self.attn = build(attention, width, heads, dropout=attention_dropout, **options)
+        self.mlp = Feedforward(width, hidden, dropout)
         self.drop = nn.Dropout(dropout)
 
     def forward(

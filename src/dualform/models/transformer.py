@@ -21,6 +21,8 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.embed, self.position = nn.Embedding(tokens, width), nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
+        if attention.startswith("conv1d"):
+            options = {"one_sided": True} | options
         self.blocks = nn.ModuleList(
             Block(width, heads, hidden or 4 * width, attention=attention, dropout=dropout, **options)
             for _ in range(layers)

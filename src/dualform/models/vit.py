@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualform.attention.core import exact_ratio
+from dualform.errors import SizeError
 
 from .block import Block
 
@@ -14,20 +15,25 @@ from .block import Block
 class PatchEmbed(nn.Module):
     """Cut a picture into patches, and make a token of each."""
 
-    def __init__(self, channels: int, patch: int, width: int) -> None:
+    def __init__(self, size: int, channels: int, patch: int, width: int) -> None:
         super().__init__()
+        self.size = size
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
         """The patches, row by row."""
+        if images.shape[-2:] != (self.size, self.size):
+            raise SizeError(
+                f"pictures of {tuple(images.shape[-2:])} for a model of {self.size} × {self.size}: resize them."
+            )
         return self.proj(images).flatten(2).mT
 
 
 class ViT(nn.Module):
     """A class token, patches with learned positions, transformer blocks, and a linear layer on the class token.
 
-    ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Attention layers that know
-    of grids and class tokens are told of them.
+    ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Convolutions are told
+    of the grid, and they and pooled heads of the class token; ``grid=(side, side)`` pools in blocks of the picture.
     """
 
     def __init__(
@@ -36,7 +42,7 @@ class ViT(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         side = exact_ratio("size", size, "patch", patch)
-        self.patch_embed = PatchEmbed(channels, patch, width)
+        self.patch_embed = PatchEmbed(size, channels, patch, width)
         self.cls_token, self.pos_embed = (
             nn.Parameter(torch.zeros(1, 1, width)),
             nn.Parameter(torch.empty(1, side**2 + 1, width)),
@@ -44,7 +50,7 @@ class ViT(nn.Module):
         self.pos_drop = nn.Dropout(dropout)
         options = about_tokens(attention, side) | options
         self.blocks = nn.ModuleList(
-            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, eps=1e-6, **options)
+            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, norm_eps=1e-6, **options)
             for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width, 1e-6), nn.Linear(width, classes)

@@ -141,12 +141,7 @@ def askable(layer: nn.Module, x: Tensor, context: Tensor | None) -> Heads:
 
 def _support(layer: Heads, each: Expansion, asked: Float[Tensor, "b n"], for_query: int | None) -> Support:
     """The lines of some heads that see the same pairs."""
-    values, first, last = each.values.double(), each.first, each.last
-    if each.pairs.windows.pool == "stride":
-        last = first
-    if each.pairs.own is not None:  # behind the windows, each query's own token
-        own = torch.arange(each.queries.shape[-2])
-        first, last = torch.cat([first, own]), torch.cat([last, own])
+    values, first, last = each.values.double(), each.pairs.first, each.pairs.last
     b, h, m, _ = values.shape
     mass = torch.einsum("bhnm,bn->bhm", each.weights().double(), asked)
     parts = mass.unsqueeze(-1) * values
@@ -165,7 +160,7 @@ def _support(layer: Heads, each: Expansion, asked: Float[Tensor, "b n"], for_que
 
 def _log_normaliser(each: Expansion, seen: Bool[Tensor, "b h n m"]) -> Float[Tensor, "b h m"]:
     """log h(k_j) over the keys that are there. Where each query has keys of its own, the mean of its h."""
-    keys = each.keys.double()
+    keys = each.inputs.double()
     if keys.ndim == 4:
         return log_normaliser(keys, keys, each.kernel, ~seen.any(2, keepdim=True))
     found = [
