@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.explain import Memory, open_memory
-from dualform.models import MLP, LSTMLanguageModel
+from dualform.models import MLP, LSTMLanguageModel, SeriesClassifier, ViT
 from dualform.record import record
 from dualform.show import demo
 from dualform.show.examples import Examples
@@ -46,6 +46,19 @@ def recorded(tmp_path_factory) -> Recorded:
             optimizer.step()
             optimizer.zero_grad()
     return Recorded(path, model, images, x, labels)
+
+
+def few_steps(model: nn.Module, path: Path, inputs: tuple[Tensor, ...], labels: Tensor, steps: int = 12) -> Path:
+    """Train on a few batches, recorded."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, path, dtype="float32", progress=False) as tape:
+        for step in range(steps):
+            index = torch.arange(5 * step, 5 * step + 5) % len(labels)
+            tape.note(index=index, label=labels[index])
+            nn.functional.cross_entropy(model(*(each[index] for each in inputs)), labels[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
 
 
 # ---------------------------------------------------------------- explorers: pictures, text, attention
@@ -132,16 +145,8 @@ class Attending(nn.Module):
 @pytest.fixture(scope="session")
 def attention_run(tmp_path_factory) -> Path:
     torch.manual_seed(0)
-    model, path = Attending(), tmp_path_factory.mktemp("attention") / "memory"
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer, path, dtype="float32", progress=False) as tape:
-        for step in range(12):
-            index = torch.arange(5 * step, 5 * step + 5) % 40
-            tape.note(index=index, label=index % 3)
-            nn.functional.cross_entropy(model(attention_tokens()[index]), index % 3).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return path
+    path = tmp_path_factory.mktemp("attention") / "memory"
+    return few_steps(Attending(), path, (attention_tokens(),), torch.arange(40) % 3)
 
 
 def attention_tokens() -> Tensor:
@@ -152,3 +157,60 @@ def attention_tokens() -> Tensor:
 def attention_explorer(attention_run) -> Explorer:
     examples = Examples(attention_tokens(), torch.arange(40) % 3, Words([f"w{i}" for i in range(11)], " "))
     return Explorer(open_memory(attention_run), Attending(), examples, examples, ["red", "green", "blue"])
+
+
+# ---------------------------------------------------------------- explorers: series with padding, patches of pictures
+
+
+def series_model(attention: str = "bn+sh") -> SeriesClassifier:
+    """One block over series of up to 16 steps, which are a square for a convolution over a grid."""
+    torch.manual_seed(0)
+    return SeriesClassifier(3, 16, 3, width=16, heads=4, layers=1, hidden=16, attention=attention)
+
+
+def some_series() -> tuple[Tensor, Tensor, Tensor]:
+    """Waves of different lengths, their padding, and the class that their speed is."""
+    draw, labels = torch.Generator().manual_seed(5), torch.arange(40) % 3
+    time, shift = torch.arange(16.0), torch.rand(40, 1, 3, generator=draw)
+    waves = torch.sin(time[:, None] * (labels[:, None, None] + 1) / 2 + 6 * shift)
+    padding = time >= torch.randint(6, 17, (40, 1), generator=draw)
+    return waves.masked_fill(padding.unsqueeze(2), 0.0), padding, labels
+
+
+@pytest.fixture(scope="session")
+def series_run(tmp_path_factory) -> Path:
+    waves, padding, labels = some_series()
+    return few_steps(series_model(), tmp_path_factory.mktemp("series") / "memory", (waves, padding), labels)
+
+
+@pytest.fixture
+def series_explorer(series_run) -> Explorer:
+    waves, padding, labels = some_series()
+    examples = Examples(waves, labels, series=True, others={"padding": padding})
+    return Explorer(open_memory(series_run), series_model(), examples, examples, ["slow", "medium", "fast"])
+
+
+def patches_model() -> ViT:
+    torch.manual_seed(0)
+    return ViT(12, 3, channels=1, classes=3, width=8, heads=2, layers=1, ratio=2.0, attention="conv2d")
+
+
+def some_pictures() -> tuple[Tensor, Tensor]:
+    """A bright square on noise; its class is the third of the picture in which it lies."""
+    labels = torch.arange(30) % 3
+    pictures = 0.2 * torch.rand(30, 1, 12, 12, generator=torch.Generator().manual_seed(6))
+    for picture, label in zip(pictures, labels.tolist(), strict=True):
+        picture[0, 4:8, 4 * label : 4 * label + 4] = 1.0
+    return pictures, labels
+
+
+@pytest.fixture(scope="session")
+def patches_run(tmp_path_factory) -> Path:
+    pictures, labels = some_pictures()
+    return few_steps(patches_model(), tmp_path_factory.mktemp("patches") / "memory", (pictures,), labels)
+
+
+@pytest.fixture
+def patches_explorer(patches_run) -> Explorer:
+    examples = Examples(*some_pictures())
+    return Explorer(open_memory(patches_run), patches_model(), examples, examples)

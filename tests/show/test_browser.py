@@ -10,6 +10,7 @@ import pytest
 from serving import Served, serving
 
 from dualform.show.examples import png
+from dualform.show.views.explorer import Place
 from dualform.show.views.whatif import REMOVED
 from dualform.show.web.server import warm_up
 
@@ -273,6 +274,58 @@ def test_a_visitor_looks_at_attention(browser, attention_explorer):
         visit.shot("attention")
         visit.is_fine()
         page.close()
+
+
+def test_a_visitor_clicks_on_a_step_of_a_series(browser, series_explorer):
+    with serving(series_explorer) as served:
+        visit = Visit(browser, served).go("/attention/test/4")
+        page = visit.page
+        assert "The network says" in visit.says() and "all tokens" in page.locator("main h2").first.inner_text()
+        assert page.locator(".hits figure").count() == 6 and page.locator(".hits .series").count() == 6
+        steps = page.locator(".series.large a")
+        assert steps.count() == len(series_explorer.shown(Place("test", 4)).lines.values[0])
+        visit.wait_for(lambda: steps.nth(3).click())
+        assert "token=3" in page.url and "seen from t = 3" in page.locator("main h2").first.inner_text()
+        assert page.locator(".series.large .asking").count() == 1
+        visit.wait_for(lambda: page.get_by_label("Head").select_option("2"))
+        rows = page.locator(".support tbody tr")
+        assert re.match(r"t = \d+–\d+", rows.first.inner_text()) and page.locator(".support thead th").count() == 5
+        shares = [float(text.split()[-2].replace("−", "-")) for text in rows.all_inner_texts()]
+        assert sum(shares) == pytest.approx(100, abs=0.3)
+        before = rows.all_inner_texts()
+        visit.wait_for(lambda: page.get_by_label("Support by").select_option("dual"))
+        assert sorted(rows.all_inner_texts()) == sorted(before)
+        visit.wait_for(lambda: page.get_by_label("Recalled by").select_option("blocks.0.attn.key.4"))
+        assert "blocks.0.attn.key.4" in page.locator("main h2").nth(2).inner_text()
+        visit.is_fine()
+        page.close()
+
+
+def test_a_visitor_clicks_on_a_patch_of_a_picture(browser, patches_explorer):
+    with serving(patches_explorer) as served:
+        visit = Visit(browser, served).go("/attention/test/4")
+        page = visit.page
+        assert "seen from the class token" in page.locator("main h2").first.inner_text()
+        visit.wait_for(lambda: page.locator(".picture.large a").nth(6).click())
+        assert "token=7" in page.url and "seen from row 2, column 3" in page.locator("main h2").first.inner_text()
+        assert page.locator(".support .picture.tiny").count() == 8
+        visit.wait_for(lambda: page.get_by_role("link", name="the class token").click())
+        assert "token=0" in page.url
+        visit.is_fine()
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("fixture", ["series_explorer", "patches_explorer", "attention_explorer"])
+def test_attention_is_readable_on_a_phone(browser, fixture, scheme, request):
+    with serving(request.getfixturevalue(fixture)) as served:
+        visit = Visit(browser, served, color_scheme=scheme)
+        visit.page.set_viewport_size({"width": 390, "height": 844})
+        for path in ("/attention/test/4", "/attention/test/4?head=1&token=2", "/prediction/test/4"):
+            visit.go(path)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        visit.is_fine()
+        visit.page.close()
 
 
 def test_without_scripts_the_pages_work_too(browser, digits_explorer):

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import series_model, some_series
 from safetensors.torch import save_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from dualform.errors import AskError
+from dualform.explain import open_memory
 from dualform.models import MLP
 from dualform.record import record
 from dualform.show import cli
@@ -200,6 +202,18 @@ def test_rows_that_do_not_fit_the_model_are_refused_in_a_sentence(recorded, tmp_
     np.save(tmp_path / "x.npy", np.zeros((2, 5)))
     result = call("ask", recorded.path, "--model", MODEL, "--data", tmp_path / "x.npy")
     assert result.exit_code == 1 and "Traceback" not in result.output and result.stderr.count("\n") == 1
+
+
+def test_ask_gives_a_model_its_padding_too(series_run, tmp_path):
+    waves, padding, labels = some_series()
+    model = open_memory(series_run).load_into(series_model()).eval()
+    np.savez(tmp_path / "x.npz", inputs=waves, padding=padding, labels=labels)
+    made = 'dualform.models:SeriesClassifier(3, 16, 3, width=16, heads=4, layers=1, hidden=16, attention="bn+sh")'
+    result = call("ask", series_run, "--model", made, "--data", tmp_path / "x.npz", "--rows", "4", "-k", 2)
+    with torch.no_grad():
+        logit = model(waves[4:5], padding[4:5]).max()
+    assert result.exit_code == 0 and f"with a logit of {float(logit):+.2f}" in result.stdout, result.stderr
+    assert "▁" in result.stdout
 
 
 def test_debug_shows_where_an_error_comes_from():

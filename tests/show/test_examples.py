@@ -13,8 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dualform.errors import DataNotFound, QueryError
-from dualform.show.examples import Examples, load_examples, load_vocabulary, png, read_picture
+from dualform.models import SeriesClassifier
+from dualform.show.examples import Examples, is_series, load_examples, load_vocabulary, png, read_picture
 from dualform.show.examples.vocabulary import Bytes, Words
+from dualform.show.inputs import together
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 
@@ -186,6 +188,59 @@ def test_examples_come_from_files_factories_and_data_sets(tmp_path, monkeypatch)
         load_examples(f"{here}:nothing", MODEL)
     with pytest.raises(QueryError, match="no example 6"):
         load_examples(f"{here}:only", MODEL).row(6)
+
+
+WAVES, ENDED = torch.rand(6, 9, 4), torch.arange(9) >= torch.tensor([9, 4, 2, 9, 9, 1]).unsqueeze(1)
+
+
+def by_name() -> dict:
+    return {"inputs": WAVES, "labels": Y, "padding": ENDED, "unknown": Y + 1}
+
+
+def too_few() -> dict:
+    return {"inputs": WAVES, "padding": ENDED[:2]}
+
+
+def test_what_a_model_takes_beside_its_inputs_comes_by_name(tmp_path):
+    model = SeriesClassifier(4, 9, 3, width=8, heads=2, hidden=8, layers=1).double()
+    np.savez(tmp_path / "x.npz", **{name: each.numpy() for name, each in by_name().items()})
+    save_file(by_name(), tmp_path / "x.safetensors")
+    for name in (str(tmp_path / "x.npz"), str(tmp_path / "x.safetensors"), f"{__name__}:by_name"):
+        examples = load_examples(name, model)
+        assert examples.kind == "series" and examples.label(2) == 2 and list(examples.others) == ["padding"]
+        assert torch.equal(examples.beside([1, 3])["padding"], ENDED[[1, 3]]) and examples.there(1) == 4
+        given = together(examples.rows([1, 3]), examples.beside([1, 3]), model)
+        assert torch.equal(model.eval()(**given), model(WAVES[[1, 3]].double(), ENDED[[1, 3]]))
+    with pytest.raises(QueryError, match="6 inputs, but 2 rows of 'padding'"):
+        load_examples(f"{__name__}:too_few", model)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded", "model", "series"),
+    [
+        ((20, 6), False, nn.Linear(6, 3), True), ((20, 12), False, nn.LSTM(12, 3), True),
+        ((20, 12), False, nn.Linear(240, 3), False), ((28, 28), False, nn.Linear(28, 3), False),
+        ((28, 28), True, nn.Linear(28, 3), True), ((12,), False, nn.Linear(12, 3), False),
+        ((3, 32, 32), False, nn.Conv2d(3, 8, 3), False), ((30, 20), False, nn.Conv2d(1, 8, 3), False),
+    ],
+)  # fmt: skip
+def test_a_series_is_what_a_model_takes_step_by_step(shape, padded, model, series):
+    assert is_series(shape, {"padding": ENDED} if padded else {}, model) == series
+
+
+def test_a_series_is_shown_as_lines_up_to_its_end():
+    examples = Examples(WAVES, series=True, others={"padding": ENDED})
+    shown = examples.shown(1, position=2)
+    assert shown.lines is not None and shown.mark == 2 and "4 steps in 4 channels" in shown.alt
+    torch.testing.assert_close(torch.tensor(shown.lines.values), WAVES[1, :4].T)
+    low, high = WAVES[~ENDED].min(), WAVES[~ENDED].max()
+    assert (shown.lines.low, shown.lines.high) == (float(low), float(high))
+    assert examples.shown(1, position=8).mark is None
+    for point, value in zip(shown.lines.points(0).split(), WAVES[1, :4, 0], strict=True):
+        assert float(point.split(",")[1]) == pytest.approx(1 - float((value - low) / (high - low)), abs=1e-3)
+    long = Examples(torch.rand(1, 1000, 20), series=True).shown(0)
+    assert long.lines is not None and len(long.lines.values) == 12 and "of which 12 are drawn" in long.alt
+    assert len(long.lines.values[0]) <= 256 and long.lines.points(0).split()[-1].startswith("996.5,")
 
 
 def test_nothing_is_unpickled(tmp_path):

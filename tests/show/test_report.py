@@ -85,6 +85,16 @@ def test_a_report_of_a_text(text_explorer, tmp_path):
     assert "<mark>" in file.read_text(encoding="utf-8")
 
 
+def test_a_report_of_series(series_explorer, tmp_path):
+    series_explorer.desk = Desk(patience=float("inf"))
+    file = write_report(tmp_path / "report.html", series_explorer, choose(series_explorer, 2), weigh=4)
+    seen = Seen()
+    seen.feed(file.read_text(encoding="utf-8"))
+    drawn = [attributes for tag, attributes in seen.tags if tag == "svg" and "series" in attributes["class"]]
+    assert len(drawn) > 2 * 8 and all("steps in 3 channels" in attributes["aria-label"] for attributes in drawn)
+    assert all("style" not in attributes for _, attributes in seen.tags)
+
+
 @given(shape=st.tuples(st.integers(1, 9), st.integers(1, 9)), colours=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_a_picture_is_what_any_reader_of_png_sees(shape, colours, seed):
     draw = torch.Generator().manual_seed(seed)

@@ -123,6 +123,17 @@ def test_numbers_can_be_asked_about(recorded):
         assert "not all numbers" in served.post("/own/text", b"one two").json["error"]
 
 
+def test_a_series_can_be_asked_about(series_explorer):
+    with serving(series_explorer) as served:
+        x = series_explorer.input(Place("test", 4))["x"][0, : series_explorer.test.there(4)]
+        text = "\n".join(", ".join(map(str, line)) for line in x.tolist())
+        address = served.post("/own/text", text.encode()).json["address"]
+        mine, theirs = served.get(f"{address}.json").json["says"], served.get("/prediction/test/4.json").json["says"]
+        assert mine[0]["logit"] == pytest.approx(theirs[0]["logit"], abs=1e-4)
+        assert "3 numbers a step, so 4" in served.post("/own/text", b"1 2 3 4").json["error"]
+        assert "longer than the 16 positions" in served.post("/own/text", b"0 " * 51).json["error"]
+
+
 def test_attention_has_a_page(attention_explorer):
     with serving(attention_explorer) as served:
         page = served.get("/attention/test/4?head=1&token=2")

@@ -1,6 +1,6 @@
 """A question to a memory, asked and answered on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def tell(memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], que
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise
-        shape, reason = tuple(inputs.shape[1:]), str(error).splitlines()[0]
+        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        shape, reason = tuple(first.shape[1:]), str(error).splitlines()[0]
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None

@@ -16,9 +16,9 @@ from dualform.types import Score
 from . import demo as demonstration
 from . import reproduce as experiments
 from .asking import Question, see_that_they_agree, tell
-from .examples import Examples, load_examples, load_vocabulary
+from .examples import Examples, is_series, load_examples, load_vocabulary
 from .factory import load_weights, make_model
-from .inputs import as_inputs, parse_rows, read_rows
+from .inputs import as_inputs, parse_rows, read_beside, read_rows, together
 from .inspecting import describe
 from .report import choose, write_report
 from .views.explorer import Place
@@ -139,12 +139,13 @@ def ask(
     if weights is not None:
         see_that_they_agree(memory, load_weights(network, weights), weights)
     numbers = parse_rows(rows)
-    inputs = as_inputs(read_rows(data, numbers, key), network)
+    inputs, others = as_inputs(read_rows(data, numbers, key), network), read_beside(data, numbers, network)
     vocabulary, names = load_vocabulary(tokens), None if classes is None else classes.split(",")
-    asked = Examples(inputs, None, vocabulary) if inputs.ndim > 1 else None
+    series = is_series(inputs.shape[1:], others, network)
+    asked = Examples(inputs, None, vocabulary, series=series, others=others) if inputs.ndim > 1 else None
     known = None if train is None else load_examples(train, network, vocabulary=vocabulary)
     question = Question(layer or memory.layers[-1], by, k, score, target, without, asked, known, index, names)
-    tell(memory, network, inputs, numbers, question, _console())
+    tell(memory, network, together(inputs, others, network), numbers, question, _console())
 
 
 SERVE = """[bold]Examples:[/]

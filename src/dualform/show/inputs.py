@@ -1,6 +1,7 @@
 """Rows of a data file as the inputs of a model. Nothing is ever unpickled."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def read_rows(file: Path, rows: Sequence[int], key: str | None = None) -> Shaped
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
 
 
-def read_arrays(file: Path, key: str | None = None) -> Any:
-    """All rows of a file; with the array ``labels`` beside ``inputs``, if it holds them, as a pair."""
+def read_arrays(file: Path, key: str | None = None, others: Sequence[str] = ()) -> Any:
+    """All rows of a file. If it holds ``inputs``, and no ``key`` is given: by name, with ``labels`` and ``others``."""
     if not file.is_file():
         raise DataNotFound(f"there is no file {file}. Give one of these kinds: {', '.join(KINDS)}.")
     if file.suffix not in READERS:
@@ -41,11 +42,28 @@ def read_arrays(file: Path, key: str | None = None) -> Any:
     try:
         names = _names(file)
         if key is None and "inputs" in names:
-            labels = READERS[file.suffix](file, "labels") if "labels" in names else None
-            return _whole(READERS[file.suffix](file, "inputs")), None if labels is None else _whole(labels)
+            wanted = [name for name in ("inputs", "labels", *others) if name in names]
+            return {name: _whole(READERS[file.suffix](file, name)) for name in wanted}
         return _whole(READERS[file.suffix](file, key))
     except (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError) as error:
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
+
+
+def read_beside(file: Path, rows: Sequence[int], model: nn.Module) -> dict[str, Shaped[Tensor, "n ..."]]:
+    """The same rows of whatever else a file holds that the model takes, by name: ``padding``."""
+    names = set(beside(model)) & set(_names(file))
+    return as_others({name: read_rows(file, rows, name) for name in sorted(names)}, model)
+
+
+def arguments(model: nn.Module) -> list[str]:
+    """What a model calls its arguments."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in inspect.signature(model.forward).parameters.values() if each.kind in kinds]
+
+
+def beside(model: nn.Module) -> list[str]:
+    """What a model can take beside its inputs. Labels are not for it to see."""
+    return [name for name in arguments(model)[1:] if name not in ("inputs", "labels")]
 
 
 def _names(file: Path) -> list[str]:
@@ -90,6 +108,17 @@ def as_inputs(data: Shaped[Tensor, "n ..."], model: nn.Module) -> Shaped[Tensor,
         return data.long()
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     return data.to(dtype)
+
+
+def as_others(found: Mapping[str, Any], model: nn.Module) -> dict[str, Shaped[Tensor, "n ..."]]:
+    """What a model takes beside its inputs: numbers in the type that it computes in, masks and whole numbers as is."""
+    tensors = {name: each if isinstance(each, Tensor) else torch.as_tensor(each) for name, each in found.items()}
+    return {name: as_inputs(each, model) if each.is_floating_point() else each for name, each in tensors.items()}
+
+
+def together(x: Shaped[Tensor, "n ..."], others: Mapping[str, Tensor], model: nn.Module) -> Any:
+    """The inputs as a model is called with them: alone, or with others by the names of its arguments."""
+    return {arguments(model)[0]: x, **others} if others else x
 
 
 def _within(file: Path, rows: Sequence[int], count: int) -> None:

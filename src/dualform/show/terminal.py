@@ -14,7 +14,10 @@ from .examples import Examples, Shown
 WIDTH = 14
 """Columns of a small picture."""
 
-SHADES = " ░▒▓█"
+SHADES, LEVELS = " ░▒▓█", "▁▂▃▄▅▆▇█"
+
+CHANNELS = 3
+"""Channels of a series that are shown."""
 
 AROUND = 24
 """Tokens that are shown on either side of the one that is meant."""
@@ -38,12 +41,13 @@ def picture(pixels: UInt8[Tensor, "height width *channels"], columns: int = WIDT
 
 
 def passage(shown: Shown) -> Text:
-    """Tokens, with the one that is meant in reverse."""
+    """Tokens, with those that are meant in reverse."""
     mark = shown.mark
     first, last = (0, len(shown.tokens)) if mark is None else (max(0, mark - AROUND), mark + AROUND)
     text = Text("… " if first else "")
     for i, token in enumerate(shown.tokens[first:last], start=first):
-        text.append(token.replace("\n", "⏎ "), style="reverse bold" if i == mark else "")
+        meant = mark is not None and mark <= i < mark + shown.span
+        text.append(token.replace("\n", "⏎ "), style="reverse bold" if meant else "")
     return text
 
 
@@ -66,6 +70,21 @@ def looks(
     told = []
     for row, head, position in zip(rows, heads, positions, strict=True):
         shown = examples.shown(row, position=position)
-        text = passage(shown) if shown.kind == "text" else Text(", ".join(f"{x:.3g}" for x in shown.numbers[:12]))
-        told.append(Text.assemble((f"{head}  ", "bold"), text))
+        told.append(Text.assemble((f"{head}  ", "bold"), _in_words(shown)))
     return Group(*told)
+
+
+def _in_words(shown: Shown) -> Text:
+    """An example that is no picture, on a line or a few."""
+    if shown.kind == "text":
+        return passage(shown)
+    if shown.lines is not None:
+        return Text("  ".join(spark(line, shown.lines.low, shown.lines.high) for line in shown.lines.values[:CHANNELS]))
+    return Text(", ".join(f"{x:.3g}" for x in shown.numbers[:12]))
+
+
+def spark(values: Sequence[float], low: float, high: float) -> str:
+    """A line of a series, a character a step."""
+    top = len(LEVELS) - 1
+    shares = [(value - low) / ((high - low) or 1) for value in values]
+    return "".join(LEVELS[round(top * min(1, max(0, share)))] for share in shares)

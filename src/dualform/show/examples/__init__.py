@@ -1,7 +1,7 @@
-"""Examples that people look at: pictures, texts, numbers; from files, data sets, uploads."""
+"""Examples that people look at: pictures, texts, series, numbers; from files, data sets, uploads."""
 
 from .examples import Examples, Rows, Shown
-from .load import load_examples
+from .load import is_series, load_examples
 from .pictures import data_address, png, read_picture
 from .vocabulary import Vocabulary, load_vocabulary
 
@@ -11,6 +11,7 @@ __all__ = [
     "Shown",
     "Vocabulary",
     "data_address",
+    "is_series",
     "load_examples",
     "load_vocabulary",
     "png",

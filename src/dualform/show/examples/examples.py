@@ -1,8 +1,8 @@
 """Examples: what a network sees of them, and what a person does."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from dualform.errors import QueryError
 
 from .pictures import data_address
+from .series import Lines, lines_of
 from .vocabulary import Vocabulary
 
 SAMPLE = 1000
@@ -33,7 +34,7 @@ class Rows(Protocol):
     def __getitem__(self, row: int, /) -> Any: ...
 
 
-Kind = Literal["image", "text", "numbers"]
+Kind = Literal["image", "text", "series", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ class Shown:
     patch: tuple[float, float, float, float] | None = None
     """The place in the picture that is meant: left, top, width, height, as shares of it."""
     tokens: tuple[str, ...] = ()
+    lines: Lines | None = None
     mark: int | None = None
-    """The token that is meant."""
+    """The token, or the step of a series, that is meant."""
+    span: int = 1
+    """How many are meant from there on."""
     numbers: tuple[float, ...] = ()
 
 
@@ -57,13 +61,16 @@ class Examples:
     """Rows as the model takes them, with their labels if they are known.
 
     A text can be rows of tokens, or one long row: then an example is the stretch of ``length`` tokens that begins at
-    its number.
+    its number. A ``series`` is (time, channels). ``others`` are what the model takes beside the inputs, by the names of
+    its arguments; what is True in ``padding`` is not shown.
     """
 
     inputs: Any
     labels: Any = None
     vocabulary: Vocabulary | None = None
     length: int = 0
+    series: bool = False
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def is_stream(self) -> bool:
@@ -85,9 +92,11 @@ class Examples:
 
     @cached_property
     def kind(self) -> Kind:
-        """What an example looks like: tokens are text, a square of numbers is a picture."""
+        """What an example looks like: tokens are text, (time, channels) a series, a square of numbers is a picture."""
         if self.is_stream or self.vocabulary is not None:
             return "text"
+        if self.series:
+            return "series"
         return "numbers" if self._layout is None else "image"
 
     def row(self, number: int) -> Shaped[Tensor, "1 ..."]:
@@ -102,6 +111,17 @@ class Examples:
         """Some examples as one batch."""
         return torch.cat([self.row(number) for number in numbers])
 
+    def beside(self, numbers: Sequence[int]) -> dict[str, Shaped[Tensor, "n ..."]]:
+        """What the model takes beside them."""
+        return {name: values[list(numbers)] for name, values in self.others.items()}
+
+    def there(self, number: int) -> int | None:
+        """How many tokens of an example are there before its padding begins; None where nothing is padded."""
+        if "padding" not in self.others:
+            return None
+        found = (self.others["padding"][number] == 0).nonzero()
+        return int(found[-1]) + 1 if len(found) else 0
+
     def label(self, number: int) -> int | None:
         """The true class of an example, if it is known."""
         if self.labels is None or self.is_stream or not 0 <= number < len(self.labels):
@@ -111,24 +131,26 @@ class Examples:
 
     # ------------------------------------------------------------------------------------------- for people
 
-    def shown(self, number: int, *, position: int | None = None, positions: int = 1, name: str = "example") -> Shown:
-        """An example to look at, with the token or the place in the picture that ``position`` of so many means."""
+    def shown(
+        self, number: int, *, position: int | None = None, positions: int = 1, span: int = 1, name: str = "example"
+    ) -> Shown:  # fmt: skip
+        """An example to look at, with what row ``position`` of so many means: ``span`` tokens, or a place in it."""
         where = f"{name} {number}"
         if self.kind == "text":
-            return self._text(number, position, where)
+            return self._text(number, position, span, where)
         x = self.row(number)[0]
         if self.kind == "image":
-            return Shown("image", f"{where}, a picture", self.address(x), patch=_patch(position, positions, self.grid))
-        values = x.flatten()[:NUMBERS].tolist()
-        told = ", ".join(f"{value:.3g}" for value in values)
-        more = " …" if x.numel() > NUMBERS else ""
-        return Shown("numbers", f"{where}: {told}{more}", numbers=tuple(values))
+            patch = _patch(position, positions, self.grid) if span == 1 else None
+            return Shown("image", f"{where}, a picture", self.address(x), patch=patch)
+        return self._series(x[: self.there(number)], position, span, where) if self.series else _numbers(x, where)
 
     def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> Shown:
         """An input that somebody brought, to look at."""
-        return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name) if self.kind != "image" else Shown(
-            "image", f"{name}, a picture", self.address(x)
-        )  # fmt: skip
+        if self.kind == "image":
+            return Shown("image", f"{name}, a picture", self.address(x))
+        if self.kind == "series":
+            return self._series(x, None, 1, name)
+        return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name)
 
     def address(self, x: Shaped[Tensor, "..."]) -> str:
         """A picture, to stand in a page."""
@@ -166,6 +188,13 @@ class Examples:
         return flat.amin(0), flat.amax(0)
 
     @cached_property
+    def scale(self) -> tuple[float, float]:
+        """The lowest and the highest number of some series."""
+        some = range(0, len(self), max(1, len(self) // SAMPLE))
+        values = torch.cat([self.row(i)[0][: self.there(i)] for i in some])
+        return float(values.min()), float(values.max())
+
+    @cached_property
     def _layout(self) -> Literal["grey", "first", "last"] | None:
         """Where the channels of a picture are; None where an example is no picture."""
         shape = self.shape
@@ -185,19 +214,32 @@ class Examples:
         side = math.isqrt(x.numel()) if x.ndim == 1 else 0
         return x.reshape(side, side, 1) if side else x.unsqueeze(-1)
 
-    def _text(self, number: int, position: int | None, where: str) -> Shown:
+    def _series(self, x: Float[Tensor, "n channels"], position: int | None, span: int, where: str) -> Shown:
+        lines = lines_of(x, *self.scale)
+        drawn = "" if len(lines.values) == lines.channels else f", of which {len(lines.values)} are drawn"
+        told = f"{where}: a series of {lines.steps} steps in {lines.channels} channels{drawn}"
+        mark = position if position is not None and position < lines.steps else None
+        return Shown("series", told, lines=lines, mark=mark, span=span)
+
+    def _text(self, number: int, position: int | None, span: int, where: str) -> Shown:
         if self.is_stream:
             middle = number + (position or 0)
             begin = number if position is None else max(0, middle - WINDOW)
             end = number + self.length if position is None else min(len(self.inputs), middle + WINDOW)
             ids, mark = self.inputs[begin:end], None if position is None else middle - begin
         else:
-            ids, mark = self.inputs[number], position
+            ids, mark = self.inputs[number][: self.there(number)], position
         ids = [int(i) for i in ids]
         tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
-        return Shown(
-            "text", where, tokens=tuple(tokens), mark=mark if mark is not None and mark < len(tokens) else None
-        )
+        mark = mark if mark is not None and mark < len(tokens) else None
+        return Shown("text", where, tokens=tuple(tokens), mark=mark, span=span)
+
+
+def _numbers(x: Shaped[Tensor, "..."], where: str) -> Shown:
+    values = x.flatten()[:NUMBERS].tolist()
+    told = ", ".join(f"{value:.3g}" for value in values)
+    more = " …" if x.numel() > NUMBERS else ""
+    return Shown("numbers", f"{where}: {told}{more}", numbers=tuple(values))
 
 
 def _patch(

@@ -1,31 +1,39 @@
-"""Attention: where the heads of a layer look in an input, beside the training examples that its projections recall."""
+"""Attention: what the heads of a layer select from an input, beside the training that its projections recall."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from typing import Literal
 
 from dualform.errors import QueryError
-from dualform.explain import Memory
+from dualform.svm.support import By
 
-from .explorer import AtPlace, Explorer, Place
-from .prediction import Prediction, Question, predict
+from ..examples import Shown
+from .explorer import AtPlace, Explorer, Place, visible
+from .heads import Seen, attention_layers, see
+from .prediction import Prediction, Question, eachs_of, predict
+from .support import Carried, carried
 from .work import Pending
 
 MOST = 256
 """Tokens of an input whose attention can be looked at."""
 
+RECALLED, MOST_WORDS = 6, 24
+"""Training examples that are shown, and characters of a window of a text."""
+
 
 @dataclass(frozen=True)
 class Looking:
-    """Which layer, which head (None: the mean of all), and from which token."""
+    """Which layer, which head (None: the mean of all), from which token, and what makes a support token large.
+
+    A token of None leaves the choice to the explorer: the class token if there is one, the last one of a text that is
+    read from left to right, else all of them.
+    """
 
     layer: str | None = None
     head: int | None = None
-    token: int = -1
+    token: int | Literal["all"] | None = None
     recalled: str | None = None
+    by: By = "adds"
 
 
 @dataclass(frozen=True)
@@ -36,81 +44,128 @@ class Attention(AtPlace):
     looking: Looking
     heads: int
     weights: list[list[float]]
+    looks: list[float]
+    """What the chosen token looks at; of all tokens the mean."""
     tokens: list[str]
     """What the keys stand for."""
+    queries: list[str]
+    """What tokens are called that one can look from."""
     patches: int
     """The side of the grid of patches, for a picture; else 0."""
+    support: Carried | None
+    """The tokens that carry what the heads give; None where the layer is no expansion that we know."""
     projections: list[str]
     """The recorded layers inside this one."""
     recalled: Prediction | Pending | None
 
 
-def attention_layers(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
-    """The layers whose heads can be seen."""
-    return {name: each for name, each in model.named_modules() if isinstance(each, nn.MultiheadAttention)}
-
-
 def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
-    """Where the heads of a layer look when the network sees an example."""
+    """What the heads of a layer select when the network sees an example, and what its projections recall."""
     explorer.need(place)
-    known = attention_layers(explorer.model)
-    if not known:
-        raise QueryError("this network has no attention layer (nn.MultiheadAttention) to look into.")
-    layer = looking.layer or list(known)[-1]
-    if layer not in known:
-        raise QueryError(f"there is no attention layer '{layer}': there are {list(known)}.")
+    layer = _layer(explorer, looking.layer)
     with explorer.lock:
-        heads = weights_of(explorer.model, known[layer], explorer.memory, explorer.input(place))
-    count, n, m = heads.shape
+        seen = see(explorer.model, attention_layers(explorer.model)[layer], explorer.memory, explorer.input(place))
+    count, n, m = seen.weights.shape
     if max(n, m) > MOST:
         raise QueryError(f"attention over {max(n, m)} tokens is more than a page can show ({MOST}).")
-    head, token = looking.head, looking.token
-    if (head is not None and not 0 <= head < count) or not -n <= token < n:
+    shown, head = explorer.shown(place), looking.head
+    side = _side(m) if shown.kind == "image" else 0
+    token = _token(looking.token, seen, m > side * side > 0)
+    if (head is not None and not 0 <= head < count) or not (token == "all" or -n <= token < n):
         raise QueryError(f"there is no head {head} with token {token}: there are {count} heads and {n} tokens.")
-    shown = explorer.shown(place)
-    inside = [name for name in explorer.layers if name == layer or name.startswith(f"{layer}.")]
-    recalled_of = looking.recalled or (inside[-1] if inside else None)
-    if recalled_of is not None and recalled_of not in inside:
-        raise QueryError(f"'{recalled_of}' is not recorded inside '{layer}': there are {inside}.")
-    tokens = list(shown.tokens) if len(shown.tokens) == m else [str(i) for i in range(m)]
+    token = token if token == "all" else token % n
+    names = Names(shown, m, side)
+    weights = seen.weights.mean(0) if head is None else seen.weights[head]
+    recalled, inside = _recalled(explorer, layer, looking.recalled)
     return Attention(
         **explorer.about(place),
-        layers=list(known),
-        looking=Looking(layer, head, token % n, recalled_of),
+        layers=list(attention_layers(explorer.model)),
+        looking=Looking(layer, head, token, recalled, looking.by),
         heads=count,
-        weights=(heads.mean(0) if head is None else heads[head]).tolist(),
-        tokens=tokens,
-        patches=_side(m) if shown.kind == "image" else 0,
+        weights=weights.tolist(),
+        looks=(weights[seen.asked].mean(0) if token == "all" else weights[token]).tolist(),
+        tokens=[names.key(i) for i in range(m)],
+        queries=[names([i]) if n == m else f"token {i}" for i in range(n)],
+        patches=side,
+        support=_support(seen, head, token, looking.by, names),
         projections=inside,
-        recalled=None if recalled_of is None else predict(explorer, place, Question(layer=recalled_of, k=6)),
+        recalled=None if recalled is None else predict(explorer, place, _question(explorer, recalled)),
     )
 
 
-def weights_of(model: nn.Module, layer: nn.MultiheadAttention, memory: Memory, x: Any) -> Float[Tensor, "H n m"]:
-    """The attention of each head in one forward pass with the memory's weights."""
-    seen: list[Tensor] = []
+@dataclass(frozen=True)
+class Names:
+    """What tokens are called: patches by their place, steps by their time, words by themselves."""
 
-    def ask(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args[:3], {**_named(args[3:]), **kwargs, "need_weights": True, "average_attn_weights": False}
+    shown: Shown
+    count: int
+    side: int
 
-    def note(module: nn.Module, args: tuple, output: Any) -> None:
-        seen.append(output[1].detach())
+    def __call__(self, tokens: Sequence[int]) -> str:
+        """The name of a token, or of a window of tokens."""
+        first, last = tokens[0], tokens[-1]
+        numbers = f"{first}–{last}" if last > first else str(first)
+        if self.side:
+            return self._patch(tokens)
+        if self._steps:
+            return f"t = {numbers}"
+        words = visible("".join(self.shown.tokens[first : last + 1])) if self._words else ""
+        words = words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}…"
+        return f"token{'s' if last > first else ''} {numbers}" + (f" ‘{words}’" if words else "")
 
-    handles = [layer.register_forward_pre_hook(ask, with_kwargs=True), layer.register_forward_hook(note)]
-    try:
-        memory.attend(model, x).prediction  # noqa: B018 # the pass is what is wanted
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not seen:
-        raise QueryError("this attention layer was not used in the forward pass.")
-    return torch.nan_to_num(seen[-1][0].double())
+    def key(self, token: int) -> str:
+        """What stands in the input itself."""
+        return self.shown.tokens[token] if self._words else self([token])
+
+    @property
+    def _steps(self) -> bool:
+        return self.shown.lines is not None and self.shown.lines.steps == self.count
+
+    @property
+    def _words(self) -> bool:
+        return len(self.shown.tokens) == self.count
+
+    def _patch(self, tokens: Sequence[int]) -> str:
+        before = self.count - self.side * self.side
+        if tokens[0] < before:
+            return "the class token"
+        row, column = divmod(tokens[0] - before, self.side)
+        place = f"row {row + 1}, column {column + 1}"
+        return place if len(tokens) == 1 else f"{len(tokens)} patches from {place}"
 
 
-def _named(rest: tuple) -> dict[str, Any]:
-    """Arguments that were given by their place."""
-    names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
-    return dict(zip(names, rest, strict=False))
+def _layer(explorer: Explorer, name: str | None) -> str:
+    known = list(attention_layers(explorer.model))
+    if not known:
+        raise QueryError("this network has no attention layer (of dualform, or nn.MultiheadAttention) to look into.")
+    if name is not None and name not in known:
+        raise QueryError(f"there is no attention layer '{name}': there are {known}.")
+    return name or known[-1]
+
+
+def _token(token: int | Literal["all"] | None, seen: Seen, class_token: bool) -> int | Literal["all"]:
+    if token is not None:
+        return token
+    return 0 if class_token else -1 if seen.causal else "all"
+
+
+def _support(seen: Seen, head: int | None, token: int | Literal["all"], by: By, names: Names) -> Carried | None:
+    found = seen.support(None if token == "all" else token)
+    return None if found is None or seen.layer is None else carried(seen.layer, found, head, by, names.count, names)
+
+
+def _recalled(explorer: Explorer, layer: str, wanted: str | None) -> tuple[str | None, list[str]]:
+    """The projection that recalls, by default the one that merges the heads, and all that could."""
+    inside = [name for name in explorer.layers if name == layer or name.startswith(f"{layer}.")]
+    if wanted is not None and wanted not in inside:
+        raise QueryError(f"'{wanted}' is not recorded inside '{layer}': there are {inside}.")
+    merging = [name for name in inside if name.endswith((".out", ".out_proj"))]
+    return wanted or next(iter([*merging, *reversed(inside)]), None), inside
+
+
+def _question(explorer: Explorer, layer: str) -> Question:
+    """Examples with all their visits, where they can be had: the best single rows may all be of the same visit."""
+    return Question(layer=layer, k=RECALLED, each="example" if "example" in eachs_of(explorer, layer) else "visit")
 
 
 def _side(count: int) -> int:

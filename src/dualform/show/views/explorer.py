@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
 from dualform.explain import Memory, Spotlight
 from dualform.explain.parts import is_shaped
 from dualform.types import LayerInfo
 
 from ..examples import Examples, Shown
-from ..inputs import as_inputs
+from ..inputs import as_inputs, together
 from ..outputs import need_logits
 from .work import Desk, Pending, Tell
 
@@ -114,6 +115,18 @@ class Explorer:
             self._positions[layer] = int((calls.rows // np.maximum(1, calls.batch)).max(initial=1))
         return self._positions[layer]
 
+    def tokens(self, layer: str, position: int) -> tuple[int, int]:
+        """The first token that a row of a layer is of, and how many: heads may pool tokens before they project them."""
+        path, _, scale = layer.rpartition(".")  # blocks.0.attn.key.4
+        parent, _, name = path.rpartition(".")
+        heads = dict(self.model.named_modules()).get(parent)
+        if not isinstance(heads, ScaledHeadAttention) or name not in ("key", "value"):
+            return position, 1
+        first = heads.class_tokens
+        if position < first or self.positions(layer) == max(map(self.positions, self.layers)):
+            return position, 1
+        return first + (position - first) * int(scale), int(scale) if heads.pool == "avg" else 1
+
     def groups(self, column: str) -> list[Any]:
         """The values of a column, sorted."""
         if column not in self._groups:
@@ -176,17 +189,18 @@ class Explorer:
                 + "."
             )
 
-    def input(self, place: Place) -> Tensor:
+    def input(self, place: Place) -> Any:
         """An example as the model takes it, in a batch of its own."""
         return self.inputs(place.set, [place.row])
 
-    def inputs(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Some examples of a set as one batch."""
+    def inputs(self, name: str, rows: Sequence[int]) -> Any:
+        """Some examples of a set as one batch: a tensor, or several by the names of the model's arguments."""
         for row in rows:
             self.need(Place(name, row))
         found = self.examples(name)
-        x = torch.stack([self.own[row][1] for row in rows]) if found is None else found.rows(rows)
-        return as_inputs(x, self.model)
+        if found is None:
+            return as_inputs(torch.stack([self.own[row][1] for row in rows]), self.model)
+        return together(as_inputs(found.rows(rows), self.model), found.beside(rows), self.model)
 
     def shown(self, place: Place) -> Shown:
         """An example to look at."""
@@ -202,8 +216,10 @@ class Explorer:
         """A training example to look at, with the place that a row of a layer is of."""
         if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
             return None
-        positions = 1 if layer is None else self.positions(layer)
-        return self.train.shown(index, position=position, positions=positions, name="training example")
+        positions, span = 1, 1
+        if layer is not None and position is not None:
+            positions, (position, span) = self.positions(layer), self.tokens(layer, position)
+        return self.train.shown(index, position=position, positions=positions, span=span, name="training example")
 
     def label(self, place: Place) -> int | None:
         """The true class, if it is known."""
@@ -241,7 +257,7 @@ class Explorer:
         share = step / max(1, self.memory.step)
         return self.desk.need(("at", step), f"the weights of step {step:,}", share * self.rebuilding, work)
 
-    def spot(self, memory: Memory, x: Tensor, target: Any = None) -> Spotlight:
+    def spot(self, memory: Memory, x: Any, target: Any = None) -> Spotlight:
         """A spotlight with the forward pass done, so that asking it needs no lock."""
         with self.lock:
             found = memory.attend(self.model, x, target=target)

@@ -153,7 +153,7 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
         steps=explorer.memory.step,
         question=asked,
         scores=_scores(explorer, asked.layer),
-        eachs=_eachs(explorer, asked.layer),
+        eachs=eachs_of(explorer, asked.layer),
         unit=unit(asked.score, _target(explorer, own, other)),
         target=_target(explorer, own, other),
         total=TOTAL.format(layer=asked.layer, target=_target(explorer, own, other)),
@@ -180,14 +180,14 @@ def settle(explorer: Explorer, memory: Memory, question: Question) -> Question:
         raise QueryError(f"no column '{by}' among the visits: there are {explorer.columns}.")
     if not 1 <= question.k <= CURVE:
         raise QueryError(f"k={question.k} cannot be; choose between 1 and {CURVE}.")
-    eachs = _eachs(explorer, layer)
+    eachs = eachs_of(explorer, layer)
     each = question.each or eachs[0]
     if each not in eachs:
         raise QueryError(f"layer '{layer}' cannot be asked for each='{each}': choose one of {eachs}.")
     return replace(question, layer=layer, score=score, by=by, each=each, step=memory.step)
 
 
-def _eachs(explorer: Explorer, layer: str) -> list[Each]:
+def eachs_of(explorer: Explorer, layer: str) -> list[Each]:
     """What tiles can be: where an example sends one row through a layer it is shown whole first."""
     if explorer.index not in explorer.memory.store.visits.column_names:
         return ["visit"]

@@ -8,6 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dualform.svm.support import power
+
 from ..words import plain, same_digits, size
 
 FOLDER = Path(__file__).parent
@@ -30,6 +32,7 @@ def environment() -> Environment:
         "minus": minus,
         "percent": percent,
         "plain": plain,
+        "power": power,
         "same_digits": lambda values: [minus(text) for text in same_digits(values)],
         "stacked": stacked,
         "signed": lambda value, least=2: minus(same_digits([value], least)[0]),

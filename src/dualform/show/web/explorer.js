@@ -130,7 +130,7 @@ document.addEventListener("submit", event => {
 
 document.addEventListener("click", event => {
   const link = event.target.closest("a[data-live]");
-  if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) { event.preventDefault(); show(link.href); }
+  if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) { event.preventDefault(); show(link.getAttribute("href")); }
   if (event.target.closest("[data-ask-text]")) bring("/own/text", document.querySelector("[data-text]").value);
 });
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -10,11 +11,14 @@ from urllib.parse import urlencode
 import torch
 
 from dualform.errors import DualformError, QueryError, require
+from dualform.svm.support import By
 from dualform.types import Order, Score
 
 from ..examples import read_picture
-from ..views.attention import Looking, attention, attention_layers
+from ..inputs import as_inputs
+from ..views.attention import Looking, attention
 from ..views.explorer import BATCH, SETS, Explorer, Place
+from ..views.heads import attention_layers
 from ..views.prediction import ORDERS, Each, Question, predict
 from ..views.render import as_plain, render, style
 from ..views.run import run, seen
@@ -92,10 +96,11 @@ class Pages:
     def attention(self, request: "Request") -> "Response":
         """Where attention looks."""
         place, fields = self._place(request), Fields(request)
-        token = fields.number("token")
         looking = Looking(
-            fields.text("layer"), fields.number("head"), -1 if token is None else token, fields.text("recalled")
-        )
+            layer=fields.text("layer"), head=fields.number("head"),
+            token="all" if fields.text("token") == "all" else fields.number("token"), recalled=fields.text("recalled"),
+            by=fields.one_of("by", get_args(By)) or "adds",
+        )  # fmt: skip
         return self._page(request, "attention.html", "Attention", attention(self.explorer, place, looking))
 
     def run(self, request: "Request") -> "Response":
@@ -157,20 +162,25 @@ class Pages:
             if known := [number for number in ids if not 0 <= number < 2**31]:
                 raise QueryError(f"{known[0]} is no token.")
             x = torch.tensor(_fitted(ids, like.shape, like.is_stream))
-            self._try(x)
+        elif like.kind == "series":
+            values, width = _numbers(text, float), like.shape[1]
+            if not values or len(values) % width:
+                raise QueryError(f"a series has {width} numbers a step, so {len(values)} are no whole steps.")
+            x = torch.tensor(values).reshape(-1, width)
         else:
             values = _numbers(text, float)
-            size = int(torch.Size(like.shape).numel())
+            size = math.prod(like.shape)
             if len(values) != size:
                 raise QueryError(f"the network takes {size} numbers, not {len(values)}.")
             x = torch.tensor(values).reshape(like.shape)
+        self._try(x)
         return self._brought(self.explorer.bring(text[:40], x))
 
     def _try(self, x: torch.Tensor) -> None:
         """See that the network can take an input before it is kept."""
         try:
-            self.explorer.spot(self.explorer.memory, x.unsqueeze(0))
-        except (IndexError, RuntimeError) as error:
+            self.explorer.spot(self.explorer.memory, as_inputs(x.unsqueeze(0), self.explorer.model))
+        except (IndexError, RuntimeError, TypeError) as error:
             raise QueryError(f"the network cannot take this: {str(error).splitlines()[0]}") from error
 
     def start(self, request: "Request") -> "Response":
@@ -212,7 +222,7 @@ class Pages:
             "sets": [name for name in SETS if self.explorer.count(name)],
             "kind": like.kind if like is not None else "none",
             "channels": like.channels if like is not None and like.kind == "image" else 0,
-            "numbers": int(torch.Size(like.shape).numel()) if like is not None else 0,
+            "numbers": 0 if like is None else like.shape[1] if like.kind == "series" else math.prod(like.shape),
         }  # fmt: skip
         response = self.responses.HTMLResponse(render(template, **values, **more))
         if back:

@@ -1,0 +1,80 @@
+"""Support tokens: what each adds to what the heads of a layer give."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.attention import Heads
+from dualform.svm import Support
+from dualform.svm.support import By
+
+SHOWN = 8
+"""Tokens that are shown one by one."""
+
+
+@dataclass(frozen=True)
+class SupportToken:
+    """A token of one head, or a window of tokens that it pools."""
+
+    head: int
+    tokens: tuple[int, ...]
+    name: str
+    mass: float
+    """The attention that it gets; those of a head sum to 1."""
+    log_dual: float
+    share: float
+    """Its part of what the chosen heads give, along it; all parts sum to 1."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The support tokens of a head, or of all: the largest, and the others together."""
+
+    by: By
+    largest: list[SupportToken]
+    others: int
+    others_mass: float | None
+    """None where several heads are shown, whose masses do not add up."""
+    others_share: float
+
+
+def carried(
+    layer: Heads, support: Support, head: int | None, by: By, count: int, name: Callable[[Sequence[int]], str]
+) -> Carried:
+    """The tokens that carry one head, or all heads, the largest first: of ``count`` that are not padded.
+
+    ``name`` says what some tokens are called.
+    """
+    support = support if head is None else support.of(head=head)
+    shares = shares_of(layer, support)
+    order = {"mass": support.mass, "dual": support.log_dual, "adds": shares.abs()}[by].argsort(descending=True)
+    lines, largest = list(support), []
+    for i in order[:SHOWN].tolist():
+        line = lines[i]
+        tokens = tuple(token for token in members(layer, line.first, line.last) if token < count)
+        largest.append(SupportToken(line.head, tokens, name(tokens), line.mass, line.log_dual, float(shares[i])))
+    rest = order[SHOWN:]
+    mass = float(support.mass[rest].sum()) if head is not None or layer.heads == 1 else None
+    return Carried(by, largest, len(rest), mass, float(shares[rest].sum()))
+
+
+def shares_of(layer: Heads, support: Support) -> Float[Tensor, " r"]:
+    r"""What each line adds to the layer's output, along it: :math:`y_r^\top y/\|y\|^2` with y = Σ y_r."""
+    merged = support.parts.new_zeros(len(support), layer.heads, layer.size)
+    merged[torch.arange(len(support)), support.head] = support.parts
+    adds = merged.flatten(1) @ layer.out.weight.detach().to(merged).mT
+    whole = adds.sum(0)
+    return adds @ whole / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny)
+
+
+def members(layer: Heads, first: int, last: int) -> tuple[int, ...]:
+    """The tokens of a window: a stretch or, where the layer pools a grid, a block of it."""
+    grid = getattr(layer, "grid", None)
+    if grid is None or first == last:
+        return tuple(range(first, last + 1))
+    skip, width = getattr(layer, "class_tokens", 0), grid[1]
+    (top, left), (bottom, right) = divmod(first - skip, width), divmod(last - skip, width)
+    return tuple(skip + row * width + column for row in range(top, bottom + 1) for column in range(left, right + 1))
