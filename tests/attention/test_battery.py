@@ -5,8 +5,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from making import close, layer, ordered, random, steady, unchecked, values
 from torch import nn
 
@@ -21,13 +19,12 @@ def name(request) -> str:
     return request.param
 
 
-@given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 99))
-def test_self_and_cross_attention_keep_the_length_of_the_queries(n, m, seed):
-    for name in SEQUENCES:
-        made, x, context = layer(name), random(2, n, 12, seed=seed), random(2, m, 12, seed=seed + 1)
-        assert made(x).shape == made(x, context).shape == (2, n, 12)
-        assert made.head_outputs(x, context).shape == (2, 4, n, 3)
-        close(made(x), made(x, x))
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 9), (9, 1), (5, 7), (8, 3)])
+def test_self_and_cross_attention_keep_the_length_of_the_queries(name, n, m):
+    made, x, context = layer(name), random(2, n, 12), random(2, m, 12, seed=1)
+    assert made(x).shape == made(x, context).shape == (2, n, 12)
+    assert made.head_outputs(x, context).shape == (2, 4, n, 3)
+    close(made(x), made(x, x))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -13,8 +13,8 @@ from dualform.attention import ATTENTIONS
 from dualform.errors import SizeError
 from dualform.models import SeriesClassifier, TextClassifier, TransformerLM, ViT
 
-BATCH, STEPS = 5, 6
-SMALL = {"width": 8, "heads": 4, "layers": 2, "hidden": 12}
+BATCH, STEPS = 5, 4
+SMALL = {"width": 8, "heads": 4, "layers": 1, "hidden": 12}
 ENDS = torch.tensor([[16], [16], [9], [4], [12]])
 SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
 
@@ -30,7 +30,7 @@ def text(name: str) -> tuple[nn.Module, Callable[[], tuple[Any, ...]]]:
 
 
 def images(name: str) -> tuple[nn.Module, Callable[[], tuple[Any, ...]]]:
-    model = ViT(12, 4, channels=2, classes=3, width=8, heads=4, layers=2, ratio=1.5, attention=name)
+    model = ViT(12, 4, channels=2, classes=3, width=8, heads=4, layers=1, ratio=1.5, attention=name)
     return model, lambda: (torch.randn(BATCH, 2, 12, 12).double(),)
 
 
