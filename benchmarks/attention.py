@@ -24,23 +24,28 @@ OTHERS = ((64, 2), (256, 8))
 """Other widths and heads, with batch 1."""
 
 
+LONG = 2**34
+"""batch × tokens² × width from which on a pass takes seconds: two turns are enough, and the main layers."""
+
+
 def measure(names, width, heads, length, batch, turns):
     """Median seconds of softmax attention, then for each other layer the ratios of time and of operations."""
     makers = [partial(build, name, width, heads) for name in names]
     x = torch.randn(batch, length, width, requires_grad=True)
-    few = turns if batch * length**2 * width < 2**34 else 2
-    times = timed([work(make(), x) for make in makers], few)
+    long = batch * length**2 * width >= LONG
+    times = timed([work(make(), x) for make in makers], 2 if long else turns, warm=not long)
     flops = [counted_flops(make, length, width) for make in makers]
     return statistics.median(times[0]), ratios(times), [each / flops[0] for each in flops]
 
 
-def row(names, width, heads, length, batch, turns):
+def row(width, heads, length, batch, turns):
+    names = NAMES if batch * length**2 * width < 8 * LONG else NAMES[:4]
     seconds, time, flops = measure(names, width, heads, length, batch, turns)
     cells = [f"{width}", f"{heads}", f"{batch}", f"{length:,}", f"{seconds * 1e3:,.1f}"]
     for name, t, f in zip(names[1:], time[1:], flops[1:], strict=True):
         kept = f", kept {(1 - t) / (1 - f):.2f}" if name in ("sh", "bn+sh") else ""
         cells.append(f"{t:.3f} ({f:.3f}{kept})" if f != 1 else f"{t:.3f}")
-    line = f"| {' | '.join(cells)} |"
+    line = f"| {' | '.join([*cells, *['–'] * (len(NAMES) - len(names))])} |"
     print(line, flush=True)
     return line
 
@@ -57,13 +62,13 @@ def main():
     shapes = [(512, 8, n, b) for b in asked.batches for n in asked.lengths]
     shapes += [(d, h, n, 1) for d, h in OTHERS for n in asked.lengths]
     head = ["width", "heads", "batch", "tokens", "softmax, ms", *NAMES[1:]]
-    lines = [row(NAMES, *shape, asked.turns) for shape in shapes]
+    lines = [row(*shape, asked.turns) for shape in shapes]
     table = "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines])
     save(
         "attention",
-        f"""Time of a forward and backward pass over that of softmax attention on torch's fused kernel, in one run, in turns
-(median of the ratios of {asked.turns} turns, 2 where a pass is long); in brackets the same ratio of counted operations and,
-for heads of several scales, the share of the predicted saving that is kept. Below 1 is faster.
+        f"""Time of a forward and backward pass over that of softmax attention on torch's fused kernel, in one run, in
+turns (median of the ratios of {asked.turns} turns, 2 where a pass takes seconds); in brackets the same ratio of counted
+operations and, for heads of several scales, the share of the predicted saving that is kept. Below 1 is faster.
 
 {table}
 

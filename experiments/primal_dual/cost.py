@@ -99,14 +99,14 @@ def work(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     return once
 
 
-def timed(works: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:
-    """Seconds of each, in turns, so that what else the machine does meets them alike. The first turn warms up."""
+def timed(works: Sequence[Callable[[], Any]], repeats: int, *, warm: bool = True) -> list[list[float]]:
+    """Seconds of each, in turns, so that what else the machine does meets them alike. A first turn may warm up."""
     times: list[list[float]] = [[] for _ in works]
-    for turn in range(repeats + 1):
+    for turn in range(repeats + warm):
         for each, took in zip(works, times, strict=True):
             begin = time.perf_counter()
             each()
-            if turn:
+            if turn >= warm:
                 took.append(time.perf_counter() - begin)
     return times
 
