@@ -139,12 +139,15 @@ def test_convolutions_are_sums_over_neighbours_that_are_there(apply_to, n, side,
     gone = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.3
     parts = []
     for part, conv in ((made.query, made.conv), (made.key, made.conv), (made.value, made.value_conv)):
-        before = part(x).masked_fill(gone.unsqueeze(-1), 0.0) if conv is not None else part(x)
-        after = before.clone()
-        for i in range(first, n) if conv is not None and not (apply_to == "k" and part is made.query) else ():
-            reach = [(i + t - (side - 1 if one_sided else side // 2), t) for t in range(side)]
-            after[:, i] = sum(before[:, j] * conv.weight[:, 0, t] for j, t in reach if first <= j < n)
-        parts.append(after.unflatten(-1, (4, 3)).transpose(1, 2))
+        before = part(x)
+        if conv is not None and not (apply_to == "k" and part is made.query):
+            before = before.masked_fill(gone.unsqueeze(-1), 0.0)
+            after = before.clone()
+            for i in range(first, n):
+                reach = [(i + t - (side - 1 if one_sided else side // 2), t) for t in range(side)]
+                after[:, i] = sum(before[:, j] * conv.weight[:, 0, t] for j, t in reach if first <= j < n)
+            before = after
+        parts.append(before.unflatten(-1, (4, 3)).transpose(1, 2))
     q, k, v = parts
     logits = (q @ k.mT / math.sqrt(3)).masked_fill(gone[:, None, None], -torch.inf)
     if causal:

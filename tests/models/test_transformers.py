@@ -14,7 +14,7 @@ from dualform.errors import SizeError
 from dualform.models import SeriesClassifier, TextClassifier, TransformerLM, ViT
 
 BATCH, STEPS = 5, 4
-SMALL = {"width": 8, "heads": 4, "layers": 1, "hidden": 12}
+SMALL: dict[str, Any] = {"width": 8, "heads": 4, "layers": 1, "hidden": 12}
 ENDS = torch.tensor([[16], [16], [9], [4], [12]])
 SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
 

@@ -21,6 +21,7 @@ from dualform.svm.dynamics import (
     selected,
 )
 from dualform.svm.heads import LinearHead, QuadraticHead, ReluHead
+from dualform.svm.separation import Norm
 
 pytest.importorskip("numba")
 
@@ -45,7 +46,7 @@ def best(samples: Samples, head: LinearHead) -> Tensor:
     return (samples.labels.unsqueeze(-1) * torch.einsum("rntd,rd->rnt", samples.tokens, head.v)).argmax(-1)
 
 
-def separating(samples: Samples, chosen: Tensor, norm: str = "frobenius") -> Tensor:
+def separating(samples: Samples, chosen: Tensor, norm: Norm = "frobenius") -> Tensor:
     """The separating matrix of every trial; NaN where there is none."""
     found = []
     for tokens, queries, each in zip(samples.tokens, samples.queries, chosen, strict=True):
