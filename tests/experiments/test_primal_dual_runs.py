@@ -187,9 +187,9 @@ def test_the_loss_on_listops_falls_with_every_attention(variant):
 
 @pytest.mark.parametrize("variant", settings.EXPERIMENTS["recorded"])
 def test_certificates_of_recorded_networks_are_small(variant):
-    """In float32, at most 1e-4; nothing was marked, and the theorem was shown on one of its heads."""
+    """In float32, at most 1e-4, but for key biases that change no output; the theorem was shown on one of the heads."""
     for training, asked in zip(
         results.values("recorded", variant, "training"), results.values("recorded", variant, "asked"), strict=True
     ):
-        assert training["worst"] <= 1e-4 and training["marks"] == 0
+        assert page.certificates(variant, training["certificate"])[0] <= 1e-4 and training["marks"] == 0
         assert asked["proof"]["output_error"] < 1e-6
