@@ -1,11 +1,11 @@
 """Several selected tokens: a direction that scores them alike, and a finite part that fixes their weights."""
 
-import jaxtyping
 import pytest
 import torch
+from helpers import unchecked
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from selections import unit
+from selections import surely, unit
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,10 +53,10 @@ def test_both_parts_are_the_smallest_that_meet_their_constraints(n, T, d, seed):
     torch.testing.assert_close(alike @ fixed, logs, atol=1e-6, rtol=1e-6)
     w = cp.Variable(d * d)
     equal = [alike.numpy() @ w == 0] if at else []
-    value = cp.Problem(cp.Minimize(cp.norm(w)), [above.numpy() @ w >= 1, *equal]).solve(solver="CLARABEL")
+    value = surely(cp.Problem(cp.Minimize(cp.norm(w)), [above.numpy() @ w >= 1, *equal]))
     assert found.direction.upper == pytest.approx(value, rel=1e-4)
     if at:
-        value = cp.Problem(cp.Minimize(cp.norm(w)), [alike.numpy() @ w == logs.numpy()]).solve(solver="CLARABEL")
+        value = surely(cp.Problem(cp.Minimize(cp.norm(w)), [alike.numpy() @ w == logs.numpy()]))
         assert found.finite.upper == pytest.approx(value, rel=1e-4)
 
 
@@ -128,9 +128,5 @@ X, Z, S = unit(2, 3, 4).tokens, unit(2, 3, 4).queries, torch.full((2, 3), 1 / 3)
     ],
 )  # fmt: skip
 def test_what_makes_no_mixture_is_refused_in_a_sentence(ask, error, words):
-    jaxtyping.config.update("jaxtyping_disable", True)  # as it is in use
-    try:
-        with pytest.raises(error, match=words):
-            ask()
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+    with unchecked(), pytest.raises(error, match=words):
+        ask()
