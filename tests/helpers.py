@@ -1,12 +1,14 @@
 """What several tests use: small networks and their training, and a memory that is read the slow way."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pyarrow.parquet as pq
 import torch
@@ -20,6 +22,17 @@ from dualform.explain import Groups
 
 EXACT = 1e-12
 """The bar for a network that is trained and remembered in float64."""
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the types that tests check: as it is in use."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
 
 # ---------------------------------------------------------------- networks
 

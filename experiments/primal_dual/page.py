@@ -18,7 +18,7 @@ from . import results
 from .cost import formula_flops
 from .efficiency import FIGURES
 from .results import collect, kept, restore, values
-from .settings import EXPERIMENTS, NETWORKS, SERIES, Settings
+from .settings import EXPERIMENTS, NETWORKS, ONCE, SERIES, Settings
 
 PAGE = DOCS / "results" / "primal-dual.md"
 REAL = (*SERIES, "small-digits", "reviews")
@@ -290,6 +290,16 @@ def recorded() -> str:
     ])  # fmt: skip
 
 
+def missing() -> str:
+    """What is not run yet, or not as often as it should be."""
+    short_of = [
+        experiment
+        for experiment, variants in EXPERIMENTS.items()
+        if len(list(kept(experiment))) < len(variants) * (1 if experiment in ONCE else NETWORKS)
+    ]
+    return f"**Not run yet, or in part:** {', '.join(short_of)}." if short_of else ""
+
+
 def times() -> str:
     """How long it takes."""
     rows = []
@@ -343,7 +353,20 @@ def main() -> None:
         restore(asked.runs)
         return
     collect(asked.runs)
-    write([accuracies, costs, tasks_that_are_made, redundancy, ablations, efficiency, formula_table, recorded, times])
+    write(
+        [
+            missing,
+            accuracies,
+            costs,
+            tasks_that_are_made,
+            redundancy,
+            ablations,
+            efficiency,
+            formula_table,
+            recorded,
+            times,
+        ]
+    )
     print(PAGE)
 
 

@@ -1,10 +1,7 @@
 """Layers and tokens for the tests of attention."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import jaxtyping
 import torch
 from torch import Tensor
 
@@ -28,16 +25,6 @@ def ordered(name: str, width: int = 12, heads: int = 4, **options) -> Any:
 def steady(name: str, causal: bool = False) -> Any:
     """The same, with a pattern that does not follow the length of the sequence."""
     return (ordered if causal else layer)(name, **({"window": 2, "stride": 3} if "sparse" in name else {}))
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without the types that tests check: as it is in use."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:

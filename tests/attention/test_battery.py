@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from making import close, layer, ordered, random, steady, unchecked, values
+from helpers import unchecked
+from making import close, layer, ordered, random, steady, values
 from torch import nn
 
 from dualform.attention import ATTENTIONS, build

@@ -9,10 +9,10 @@ import sys
 import time
 from typing import Any, cast
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
+from helpers import unchecked
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -384,9 +384,5 @@ X, Z, CHOSEN = torch.randn(3, 4, 5), torch.randn(3, 2), torch.tensor([0, 1, 2])
     ],
 )  # fmt: skip
 def test_what_cannot_be_separated_is_refused_in_a_sentence(ask, error, words):
-    jaxtyping.config.update("jaxtyping_disable", True)  # as it is in use
-    try:
-        with pytest.raises(error, match=words):
-            ask()
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+    with unchecked(), pytest.raises(error, match=words):
+        ask()

@@ -2,10 +2,10 @@
 
 import math
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
+from helpers import unchecked
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -215,9 +215,5 @@ K, Y = random(4, 2), random(4, 3, seed=1)
     ],
 )  # fmt: skip
 def test_what_cannot_be_solved_is_refused_in_a_sentence(make, error, words):
-    jaxtyping.config.update("jaxtyping_disable", True)  # as it is in use
-    try:
-        with pytest.raises(error, match=words):
-            make()
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+    with unchecked(), pytest.raises(error, match=words):
+        make()

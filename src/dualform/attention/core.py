@@ -44,6 +44,11 @@ def attend(
     return found.masked_fill(blind, 0.0)
 
 
+def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """In float32 at least: sums over many tokens leave the range of half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def see_that_they_fit(x: Tensor, context: Tensor, padding: Tensor | None, width: int, causal: bool) -> None:
     """Sequences of tokens of one width, as many of each as there are in the batch, and a mask for those attended to."""
     for name, each in (("x", x), ("context", context)):

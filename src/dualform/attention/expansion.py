@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from .core import wide
 from .norm import KeyNorm, Statistics
 from .pairs import Pairs
 
@@ -94,6 +95,14 @@ def ratio(scores: Float[Tensor, "*s e"], normaliser: Float[Tensor, "*s 1"]) -> F
     return scores / torch.where(normaliser < least, 1.0, normaliser)
 
 
-def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """In float32 at least: sums over many tokens leave the range of half precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def exponential(
+    heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, hidden: Bool[Tensor, "#b #h n m"] | None,
+    norm: KeyNorm | None, statistics: Statistics | None,
+) -> Expansion:  # fmt: skip
+    """Heads under a softmax. Statistics that all queries share normalise queries and keys; else queries are changed."""
+    k = pairs.keys
+    if norm is None or statistics is None:
+        return Expansion(heads, "exp", q, k, hidden, pairs)
+    if statistics[0].shape[-2] == 1:
+        return Expansion(heads, "exp", norm(q, statistics), norm(k, statistics), hidden, pairs)
+    return Expansion(heads, "exp", norm.query(q, statistics), k, hidden, pairs, (norm, statistics))

@@ -74,12 +74,15 @@ def _whole(layer: Heads, module: nn.Module) -> Projection:
         assert isinstance(module, nn.Linear)
         return Projection(module.weight, module.bias)
     parts = [each for each in module.values() if isinstance(each, nn.Linear)]
-    order = torch.tensor([head for members in layer.members.values() for head in members]).argsort()
-    weight, bias = (
-        torch.cat([rows.unflatten(0, (-1, layer.size)) for rows in each])[order].flatten(0, 1)
-        for each in ([p.weight for p in parts], [p.bias if p.bias is not None else p.weight[:, 0] * 0 for p in parts])
+    biased = parts[0].bias is not None
+    return Projection(
+        _rows(layer, [each.weight for each in parts]), _rows(layer, [p.bias for p in parts]) if biased else None
     )
-    return Projection(weight, None if parts[0].bias is None else bias)
+
+
+def _rows(layer: ScaledHeadAttention, parts: list[Tensor]) -> Tensor:
+    """Rows of the heads of each scale, as they are head by head."""
+    return torch.cat(parts).unflatten(0, (layer.heads, layer.size))[layer.order].flatten(0, 1)
 
 
 def _fill(module: nn.Module, weight: Tensor, bias: Tensor) -> None:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .core import wide
 from .pairs import Padding, Pairs
 
 Statistics = tuple[Float[Tensor, "b h *c #n d"], Float[Tensor, "b h *c #n d"]]
@@ -22,7 +23,7 @@ def statistics_of(pairs: Pairs) -> Statistics:
 
 def key_statistics(k: Float[Tensor, "b h m d"], padding: Padding = None) -> Statistics:
     """Mean and variance over the keys that are there."""
-    k = _wide(k)
+    k = wide(k)
     if padding is None:
         mean = k.mean(-2, keepdim=True)
         return mean, (k - mean).square().mean(-2, keepdim=True)
@@ -45,7 +46,7 @@ def window_statistics(pairs: Pairs) -> Statistics:
     origin = _first_key(own, pairs.padding)
     complete = (torch.arange(own.shape[-2], device=own.device) + 1) // pairs.windows.scale
     sums = (F.pad(each, (0, 0, 1, 0))[..., complete, :] for each in _running_sums(pairs.k, origin, pairs.empty))
-    mine = _wide(own) - origin
+    mine = wide(own) - origin
     count, first, second = (a + b for a, b in zip(sums, (1.0, mine, mine.square()), strict=True))
     return _moments(count, first, second, origin)
 
@@ -53,7 +54,7 @@ def window_statistics(pairs: Pairs) -> Statistics:
 def subset_statistics(k: Float[Tensor, "b h *c m d"], seen: Bool[Tensor, "*s n m"]) -> Statistics:
     """Mean and variance of the keys that each query sees."""
     any_sees = seen.any(-2).unsqueeze(-1)
-    k = _wide(k)
+    k = wide(k)
     with torch.no_grad():
         origin = k.masked_fill(~any_sees, 0.0).sum(-2, keepdim=True) / any_sees.sum(-2, keepdim=True).clamp(min=1)
     there, near = seen.to(k.dtype), k - origin
@@ -64,7 +65,7 @@ def subset_statistics(k: Float[Tensor, "b h *c m d"], seen: Bool[Tensor, "*s n m
 
 def _running_sums(k: Tensor, origin: Tensor, padding: Padding) -> tuple[Tensor, Tensor, Tensor]:
     """Running counts, sums and sums of squares around an origin."""
-    near = _wide(k) - origin
+    near = wide(k) - origin
     there = torch.ones_like(near[:1, :1, :, :1])
     if padding is not None:
         gone = padding[:, None, :, None]
@@ -80,15 +81,11 @@ def _moments(count: Tensor, sums: Tensor, squares: Tensor, origin: Tensor) -> St
 
 def _first_key(k: Tensor, padding: Padding) -> Float[Tensor, "b h 1 d"]:
     """A key that is there. Sums are taken around it, so that an offset of all keys costs no precision."""
-    k = _wide(k).detach()
+    k = wide(k).detach()
     if padding is None:
         return k[..., :1, :]
     first = (~padding).int().argmax(-1)
     return torch.take_along_dim(k, first[:, None, None, None], -2)
-
-
-def _wide(k: Tensor) -> Tensor:
-    return k.to(torch.promote_types(k.dtype, torch.float32))
 
 
 class KeyNorm(nn.Module):

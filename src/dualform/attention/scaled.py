@@ -12,7 +12,6 @@ run together. Which pooling and which scales the paper used was not at hand: bot
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dualform.errors import SizeError
@@ -49,6 +48,8 @@ class ScaledHeadAttention(Heads):
         self.pool: Pool = pool
         self.prepool, self.class_tokens, self.grid = prepool, whole_number("class_tokens", class_tokens), grid
         self.members = {scale: [i for i in range(heads) if self.scales[i] == scale] for scale in sorted({*self.scales})}
+        by_scale = [head for members in self.members.values() for head in members]
+        self.order = [by_scale.index(head) for head in range(heads)]  # where each head stands among the groups
         self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
         sizes = {str(scale): len(members) * self.size for scale, members in self.members.items()}
         self.key = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
@@ -69,11 +70,8 @@ class ScaledHeadAttention(Heads):
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
         """Groups come by their scales, heads as they were given."""
-        order = [head for members in self.members.values() for head in members]
         whole = super().in_order(parts)
-        if order == sorted(order):
-            return whole
-        return whole[:, torch.tensor(order, device=whole.device).argsort()]
+        return whole if self.order == sorted(self.order) else whole[:, self.order]
 
     def split_by_scale(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows for all heads, one head after the other, as the projections of each scale have them."""

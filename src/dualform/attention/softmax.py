@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .core import attend
-from .expansion import Expansion
+from .expansion import Expansion, exponential
 from .heads import MultiHead
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
@@ -38,13 +38,8 @@ class Softmax:
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
         """With normalised queries and keys, as the primal layer has them; where it is causal, changed queries."""
-        k, hidden = pairs.keys, pairs.hidden(q.shape[-2])
-        if norm is None:
-            return Expansion(heads, "exp", q, k, hidden, pairs)
-        found = statistics_of(pairs)
-        if pairs.causal:
-            return Expansion(heads, "exp", norm.query(q, found), k, hidden, pairs, (norm, found))
-        return Expansion(heads, "exp", norm(q, found), norm(k, found), hidden, pairs)
+        statistics = None if norm is None else statistics_of(pairs)
+        return exponential(heads, q, pairs, pairs.hidden(q.shape[-2]), norm, statistics)
 
 
 def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float[Tensor, "b h n e"]:

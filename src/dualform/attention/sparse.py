@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dualform.errors import SizeError
 
 from .core import attend, whole_number
-from .expansion import Expansion
+from .expansion import Expansion, exponential
 from .heads import MultiHead
 from .norm import KeyNorm, statistics_of, subset_statistics
 from .pairs import Pairs
@@ -144,13 +144,10 @@ class Sparse:
             unseen = F.pad(unseen, (0, n))
         hidden = pairs.hidden(n)
         hidden = unseen[None, None] if hidden is None else hidden | unseen
-        k = pairs.keys
-        if norm is None:
-            return Expansion(heads, "exp", q, k, hidden, pairs)
-        found = statistics_of(pairs) if self.stats == "all" else subset_statistics(k, ~hidden)
-        if self.stats == "all" and not pairs.causal:
-            return Expansion(heads, "exp", norm(q, found), norm(k, found), hidden, pairs)
-        return Expansion(heads, "exp", norm.query(q, found), k, hidden, pairs, (norm, found))
+        statistics = None
+        if norm is not None:
+            statistics = statistics_of(pairs) if self.stats == "all" else subset_statistics(pairs.keys, ~hidden)
+        return exponential(heads, q, pairs, hidden, norm, statistics)
 
 
 class SparseAttention(MultiHead):

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
+from .core import wide
+
 Pool = Literal["avg", "stride"]
 Grid = tuple[int, int] | None
 Places = Int[np.ndarray, " _"]
@@ -95,12 +97,12 @@ class Windows:
             if empty is None:
                 return x[..., where, :], None
             return torch.take_along_dim(x, where.unsqueeze(-1).expand(*where.shape, x.shape[-1]), -2), empty
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        summed = wide(x)
         if padding is None:
-            sizes = torch.from_numpy(self.sizes).to(wide).unsqueeze(-1)
-            return (self._sum(wide) / sizes).to(x.dtype), None
-        counts = self._sum((~padding).to(wide.dtype).unsqueeze(-1))
-        summed = self._sum(wide.masked_fill(padding.unsqueeze(-1), 0.0))
+            sizes = torch.from_numpy(self.sizes).to(summed).unsqueeze(-1)
+            return (self._sum(summed) / sizes).to(x.dtype), None
+        counts = self._sum((~padding).to(summed.dtype).unsqueeze(-1))
+        summed = self._sum(summed.masked_fill(padding.unsqueeze(-1), 0.0))
         return (summed / counts.clamp(min=1)).to(x.dtype), counts.squeeze(-1) == 0
 
     def spread(
