@@ -55,8 +55,8 @@ class Gathered(NamedTuple):
 def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own: bool) -> Gathered:
     """Cut the queries into blocks, and gather for each the windows near it and those that hold a strided token.
 
-    With the usual pattern there are less than twice as many as its queries see, so what is computed grows with what is
-    seen: with N√N.
+    With the usual pattern there are less than three times as many as its queries see, so what is computed grows with
+    what is seen: with N√N.
     """
     last, of_token, end = windows.tokens - 1, windows.of_token, windows.end
     w = min(pattern.window, max(queries, windows.tokens))
