@@ -16,6 +16,7 @@ from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.memory import Store
 from dualform.rules import Rule
 
+from .along import Along
 from .certificate import Certificate
 from .checks import check_samples, is_network_of
 from .filters import Filter, matching, named
@@ -123,6 +124,14 @@ class Memory:
         """
         self.store.need_steps()
         return Spotlight(self, model, inputs, self.weights_for(model), target)
+
+    def along(self, layer: str, A: Tensor, a: Tensor | None = None) -> Along:
+        """Turn the spotlight on ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
+
+        What did each example, group or time put into it? ``memory.along("fc1", A).by("label", layer="fc1")``.
+        """
+        self.store.need_steps()
+        return Along(self, layer, A, a)
 
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""

@@ -18,13 +18,16 @@ WORTH_SHOWING = 200_000
 
 
 @contextmanager
-def bar(what: str, slots: int, show: Progress) -> Iterator[Watch | None]:
-    """A bar on the terminal that is gone when the pass is over; None where there is nothing to show it on."""
+def bar(what: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[Watch | None]:
+    """A bar on the terminal that is gone when the pass is over; None where there is nothing to show it on.
+
+    ``worth`` showing is a pass over so many slots, or whatever else is counted.
+    """
     if callable(show):
         yield _Telling(show, what, slots)
         return
     console = Console(stderr=True)
-    if not show or slots < WORTH_SHOWING or not console.is_terminal:
+    if not show or slots < worth or not console.is_terminal:
         yield None
         return
     columns = (

@@ -10,7 +10,8 @@ With one selected token a query the first is Att-SVM and the second is zero. Ref
 2308.16898, whose code selects tokens of weight 1e-3 or more and masks those of 1e-6 or less.
 """
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from torch import Tensor
 from dualform.errors import QueryError, SizeError
 
 from . import frobenius
+from .faces import proved
 from .frobenius import Found, Settings
 from .problem import Problem
 from .separation import Separation, separation
+from .span import smallest
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,18 @@ def fit_generalised(
 
 
 def _finite(problem: Problem, weights: Float[Tensor, "n T"], settings: Settings) -> Separation:
-    """The smallest W that gives the selected tokens their weights."""
+    """The smallest W that gives the selected tokens their weights: equations alone."""
     logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
     rows = problem.rows_with(logs.gather(1, problem.chosen.unsqueeze(1)) - logs, masked=False)
-    if not rows.target.any():  # one token a query, or all of the same weight
-        found = Found(np.zeros(len(rows)), np.zeros(rows.shape), 0.0, 0.0)
-    else:
-        found = frobenius.solve(rows, settings)
+    clock = time.perf_counter()
+    W, multipliers, missed = smallest(rows, rows.target)
+    norm, largest = float(np.linalg.norm(W)), float(np.abs(missed).max(initial=0))
+    found = Found(multipliers, W, norm, norm, largest, seconds=time.perf_counter() - clock)
+    if largest > settings.tolerance * float(np.abs(rows.target).max(initial=0)):
+        proof = proved(rows, np.arange(len(rows)), missed)
+        found = (
+            frobenius.solve(rows, settings)
+            if proof is None
+            else replace(found, multipliers=proof, W=rows.combine(proof), proof=proof)
+        )
     return separation(problem, "frobenius", settings, rows, found)

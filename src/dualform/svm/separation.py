@@ -91,7 +91,7 @@ class Separation:
     @property
     def converged(self) -> bool:
         """Whether the answer is as sure as it was asked to be: solved to the tolerance, or proved to have none."""
-        return self.feasible is False or self.gap <= self.tolerance
+        return self.feasible is False or (self.feasible is True and self.gap <= self.tolerance)
 
     def rank(self, cut: float = 1e-3) -> int:
         """Singular values of W above a part of the largest."""
@@ -112,7 +112,8 @@ class Separation:
         if self.feasible is False:
             return f"{told}no W separates them ({self.certificate}; {spent})"
         if self.feasible is None:
-            return f"{told}not decided: no W below norm {self.lower:.4g} separates them ({spent})"
+            apart = f", and tokens selected together are {self.residual:.0e} apart" if self.residual else ""
+            return f"{told}not decided: no W below norm {self.lower:.4g} separates them{apart} ({spent})"
         state = "" if self.converged else "NOT solved, "
         found = f"{self.norm} {self.upper:.6g}, {state}gap {self.gap:.0e}"
         return f"{told}{found}, {int(self.support.sum())} support tokens ({spent})"
@@ -158,11 +159,12 @@ def fit(
 
 
 def separation(problem: Problem, norm: Norm, settings: Settings, rows: Rows, found: Found) -> Separation:
-    """What a solver found, in the words of tokens and queries."""
+    """What a solver found, in the words of tokens and queries. Equalities that are missed leave it undecided."""
+    apart = found.residual > settings.tolerance * float(np.abs(rows.target).max(initial=0))
     table, proved = problem.table(rows, found.multipliers), found.proof is not None
     left, terms = float(np.linalg.norm(found.W)), float(np.abs(found.multipliers) @ np.sqrt(rows.curvature))
     return Separation(
-        problem, norm, False if proved else None if math.isinf(found.upper) else True, table,
+        problem, norm, False if proved else None if math.isinf(found.upper) or apart else True, table,
         math.inf if proved else found.lower, found.upper, math.nan if proved else found.gap, found.residual,
         settings.tolerance, found.epochs, found.seconds,
         Certificate(table, left, left / terms if terms else 0.0) if proved else None,

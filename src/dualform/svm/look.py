@@ -1,0 +1,152 @@
+"""Attention layers at work: what each of them was given in one forward pass, and what it made of it.
+
+Our own layers and ``nn.MultiheadAttention`` are asked themselves. Any other module is seen as it calls torch's fused
+attention: the queries and keys that arrive there are compared with what the linear layers inside it gave. So no list of
+names is needed, and whatever happens between the two (rotary positions, say) shows.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dualform.attention import Heads
+from dualform.errors import QueryError
+from dualform.explain.forward import differentiable, evaluating, run, swapped
+
+from .layers import Inner, of_fused, of_ours, of_torch
+from .sight import Sight
+
+Loss = Callable[[Any], Tensor]
+"""Of a model's output, one number."""
+
+
+def look(
+    model: nn.Module, inputs: Any, *, loss: Loss | None = None, weights: Mapping[str, Tensor] | None = None
+) -> dict[str, list[Sight]]:
+    """Run a model once. By the name of each attention layer what its heads saw: those of one scale together.
+
+    ``weights`` stand in for the model's own. With a ``loss`` its gradient at the heads' outputs is there too. Of a
+    layer that is called more than once it is the last call.
+    """
+    with evaluating(model), swapped(model, weights or {}), ExitStack() as stack:
+        seen = stack.enter_context(_watching(model))
+        parameters = stack.enter_context(differentiable(model)) if loss else []
+        stack.enter_context(torch.enable_grad() if loss else torch.no_grad())
+        output = run(model, inputs, None)
+        if loss:
+            torch.autograd.grad(_number(loss(output)), parameters, allow_unused=True)
+        with torch.no_grad():
+            found = {name: call.sights() for name, call in seen.items()}
+    if not found:
+        raise QueryError(
+            f"no attention layer was seen in this {type(model).__name__}: neither one of dualform.attention, nor "
+            "nn.MultiheadAttention, nor a module that calls torch's scaled_dot_product_attention (as those of Hugging "
+            "Face do with attn_implementation='sdpa')."
+        )
+    return found
+
+
+def _number(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise QueryError("loss= takes the model's output and gives one number that depends on it, as a tensor.")
+    return loss
+
+
+# ------------------------------------------------------------------------------------------- watching
+
+
+@dataclass
+class Call:
+    """One call of an attention layer: its arguments or, at the fused kernel, the kernel's; its output's gradient."""
+
+    layer: nn.Module
+    given: Mapping[str, Any]
+    inside: Sequence[Inner] = ()
+    gradient: Tensor | None = None
+
+    def sights(self) -> list[Sight]:
+        """What its heads saw."""
+        if isinstance(self.layer, Heads):
+            return of_ours(self.layer, self.given, self.gradient)
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return of_torch(self.layer, self.given, self.gradient)
+        return of_fused(self.layer, self.given, self.inside, self.gradient)
+
+
+def _noted(calls: dict[str, Call], name: str, call: Call, output: Tensor) -> None:
+    """Keep a call, and what arrives at its output on the way back."""
+    calls[name] = call
+    if output.requires_grad:
+        output.register_hook(lambda gradient: setattr(call, "gradient", gradient))
+
+
+@contextmanager
+def _watching(model: nn.Module) -> Iterator[dict[str, Call]]:
+    """The calls of all attention layers, as they come."""
+    calls: dict[str, Call] = {}
+    running: list[_Running] = []
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, Heads | nn.MultiheadAttention):
+            handles.append(module.register_forward_hook(partial(_asked, calls, name), with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(partial(_begin, running, name)))
+        handles.append(module.register_forward_hook(partial(_end, running)))
+    try:
+        with _Kernel(calls, running):
+            yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Running:
+    """A module that is being called, and the linear layers right inside it that were."""
+
+    name: str
+    module: nn.Module
+    inside: list[Inner] = field(default_factory=list)
+
+
+def _asked(calls: dict[str, Call], name: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    _noted(calls, name, Call(module, given), output[0] if isinstance(output, tuple) else output)
+
+
+def _begin(running: list[_Running], name: str, module: nn.Module, args: tuple) -> None:
+    running.append(_Running(name, module))
+
+
+def _end(running: list[_Running], module: nn.Module, args: tuple, output: Any) -> None:
+    done = running.pop()
+    if running and isinstance(output, Tensor) and args and Inner.fits(module):
+        inner = done.name.removeprefix(f"{running[-1].name}." if running[-1].name else "")
+        running[-1].inside.append(Inner(inner, module, args[0].detach(), output.detach()))
+
+
+class _Kernel(TorchFunctionMode):
+    """Sees the calls of torch's fused attention by modules that cannot be asked themselves."""
+
+    def __init__(self, calls: dict[str, Call], running: list[_Running]) -> None:
+        super().__init__()
+        self.calls, self.running = calls, running
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        known = any(isinstance(each.module, Heads | nn.MultiheadAttention) for each in self.running)
+        if func is F.scaled_dot_product_attention and self.running and not known:
+            given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}
+            now = self.running[-1]
+            _noted(self.calls, now.name, Call(now.module, given, tuple(now.inside)), output)
+        return output
+
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
