@@ -38,6 +38,8 @@ reproduce: $(READY) ## run all experiments of the papers again, and make their r
 	@$(BIN)/python -m experiments.dual_form.page
 	@$(BIN)/dualform reproduce primal-dual $(ARGS)
 	@$(BIN)/python -m experiments.primal_dual.page
+	@$(BIN)/dualform reproduce attention-svm $(ARGS)
+	@$(BIN)/python -m experiments.attention_svm.page
 
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis

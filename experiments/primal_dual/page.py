@@ -200,7 +200,7 @@ def efficiency() -> str:
     ]
     for figure, (name, base) in FIGURES.items():
         mine = {(r["width"], r["length"]): r for r in rows if r["figure"] == figure}
-        image = results.IMAGES / f"efficiency-grid-figure-{figure}.png"
+        image = results.ARCHIVE.images / f"efficiency-grid-figure-{figure}.png"
         head = ["width", *(f"{n:,}" for n in lengths)]
         cells = [
             [d, *("{flops:.3f} / {bytes_unfused:.3f} / {time:.3f}".format(**mine[d, n]) for n in lengths)]
@@ -266,7 +266,7 @@ def recorded() -> str:
                 name, f"{100 * training['accuracy']:.1f}", f"{worst:.1e}", f"{noise:.1e}" if noise else "–", training["marks"],
                 f"{training['memory_megabytes']:,}", f"{proof['output_error']:.0e}" + ("" if proof["holds"] else " (not shown)"),
             ])  # fmt: skip
-            image = results.IMAGES / f"recorded-{name}-support.png"
+            image = results.ARCHIVE.images / f"recorded-{name}-support.png"
             if image.exists():
                 lines = "\n".join(f"- {line}" for head in asked["support"] for line in head[:1])
                 figures.append(

@@ -9,7 +9,11 @@ from typing import Any
 
 from dualform.errors import DataNotFound, QueryError
 
-PAPERS = {"dual-form": "experiments.dual_form.run", "primal-dual": "experiments.primal_dual.run"}
+PAPERS = {
+    "dual-form": "experiments.dual_form.run",
+    "primal-dual": "experiments.primal_dual.run",
+    "attention-svm": "experiments.attention_svm.run",
+}
 """Each with ``EXPERIMENTS``, variants by name, ``ON_REQUEST``, variants that are only run where they are named, and
 ``reproduce(experiment, options)``."""
 

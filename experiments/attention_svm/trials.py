@@ -1,0 +1,106 @@
+"""Random trials, the tokens that are best in them, and what a trained W is held against."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from dualform.svm import Separation, fit
+from dualform.svm.dynamics import Samples, Weights, logits
+from dualform.svm.heads import LinearHead
+from dualform.svm.separation import Norm
+
+TOLERANCE: dict[Norm, float] = {"frobenius": 1e-8, "nuclear": 1e-5}
+"""Relative gaps that separating matrices are solved to."""
+
+
+def generator(*seeds: int) -> Generator:
+    """Random numbers of their own for each experiment, width and batch."""
+    number = 0
+    for seed in seeds:
+        number = number * 100_003 + seed
+    return Generator().manual_seed(number)
+
+
+def normal(random: Generator, *shape: int) -> Tensor:
+    """Gaussian numbers."""
+    return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+
+def unit(random: Generator, *shape: int) -> Tensor:
+    """Gaussian vectors of length 1."""
+    return torch.nn.functional.normalize(normal(random, *shape), dim=-1)
+
+
+def signs(random: Generator, *shape: int) -> Tensor:
+    """±1."""
+    return torch.randint(2, shape, generator=random).double() * 2 - 1
+
+
+def uniform(random: Generator, trials: int, d: int) -> Weights:
+    """Weights to begin at, as a linear layer of torch begins."""
+    return (2 * torch.rand(trials, d, d, generator=random, dtype=torch.float64) - 1) / math.sqrt(d)
+
+
+def linear_trials(
+    random: Generator, trials: int, n: int, T: int, d: int, *, self_attention: bool = False
+) -> tuple[Samples, LinearHead]:
+    """Unit tokens and queries, random labels, a random unit head. In self-attention the first token is the query."""
+    tokens, queries = unit(random, trials, n, T, d), unit(random, trials, n, d)
+    samples = Samples(tokens, tokens[:, :, 0] if self_attention else queries, signs(random, trials, n))
+    return samples, LinearHead(unit(random, trials, d))
+
+
+def scores(samples: Samples, head: LinearHead) -> Float[Tensor, "r n T"]:
+    """γ = Y vᵀx of every token: how good it is to attend to it alone."""
+    return samples.labels.unsqueeze(-1) * torch.einsum("rntd,rd->rnt", samples.tokens, head.v)
+
+
+def best(samples: Samples, head: LinearHead) -> Int[Tensor, "r n"]:
+    """The token of the largest score."""
+    return scores(samples, head).argmax(-1)
+
+
+def separations(samples: Samples, chosen: Int[Tensor, "r n"], norm: Norm = "frobenius") -> list[Separation]:
+    """The separating matrix at the chosen tokens, trial by trial."""
+    return [
+        fit(tokens, queries, each, norm, tolerance=TOLERANCE[norm])
+        for tokens, queries, each in zip(samples.tokens, samples.queries, chosen, strict=True)
+    ]
+
+
+def matrices(found: Sequence[Separation]) -> Weights:
+    """All separating matrices; NaN where there is none, so that no number is made of it."""
+    d = found[0].problem.tokens.shape[-1]
+    none = torch.full((d, d), math.nan, dtype=torch.float64)
+    return torch.stack([each.W if each.feasible else none for each in found])
+
+
+def efficiency(
+    samples: Samples, W: Weights, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
+) -> Float[Tensor, " r"]:
+    """The smallest margin of W for its norm, as a part of the largest that any W has: at most 1."""
+    given, at = logits(samples, W), chosen.unsqueeze(-1)
+    least = (given.gather(-1, at) - given).scatter(-1, at, math.inf).amin((1, 2))
+    sizes = torch.linalg.matrix_norm(W, "fro" if found[0].norm == "frobenius" else "nuc")
+    smallest = torch.tensor([each.upper if each.feasible else math.nan for each in found], dtype=torch.float64)
+    return least / sizes * smallest
+
+
+def spread_of(values: Tensor | Sequence[float]) -> dict[str, Any]:
+    """Mean and sample deviation over the trials that have a value, and how many these are."""
+    given = [float(value) for value in values if not math.isnan(float(value))]
+    return {
+        "mean": statistics.fmean(given) if given else None,
+        "std": statistics.stdev(given) if len(given) > 1 else None,
+        "trials": len(given),
+    }
+
+
+def share(mask: Tensor) -> float:
+    """The part of trials."""
+    return float(mask.double().mean())
