@@ -10,8 +10,8 @@ import torch
 
 from experiments.runs import Options, begin, console
 
-from . import local, nonlinear, outcomes, paths, quadratic, ranks
-from .settings import EXPERIMENTS, ON_REQUEST, tiny
+from . import local, nonlinear, outcomes, paths, quadratic, ranks, trained
+from .settings import EXPERIMENTS, ON_REQUEST, TrainedSettings, tiny
 
 __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
@@ -23,7 +23,7 @@ MEASURES: dict[str, Any] = {
     "nonlinear": nonlinear.measure,
     "quadratic": quadratic.measure,
 }
-"""What each experiment does with its settings; each has one stage, "found"."""
+"""What each experiment does with its settings; each has one stage, "found". Transformers are recorded first."""
 
 
 def reproduce(experiment: str, options: Options) -> None:
@@ -36,5 +36,12 @@ def reproduce(experiment: str, options: Options) -> None:
             settings = replace(tiny(variant) if options.quick else variant, seed=seed)
             folder = options.out / "attention-svm" / experiment / name / f"seed-{seed}"
             run = begin(folder, f"attention-svm/{experiment}", settings)
-            run.stages({"found": partial(MEASURES[experiment], settings)})
+            if isinstance(settings, TrainedSettings):
+                run.stages({
+                    "training": partial(trained.train, run, settings), "found": partial(trained.heads, run, settings),
+                })  # fmt: skip
+                if not options.keep:
+                    run.forget_memory()
+            else:
+                run.stages({"found": partial(MEASURES[experiment], settings)})
             console.print(f"{run.folder}: done")

@@ -95,9 +95,42 @@ class QuadraticSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class TrainedSettings:
+    """A small transformer on real data, recorded, and the moments at which its heads are looked at.
+
+    ``asked`` test sequences and ``queries`` of them; ``above`` this weight a query is sharp.
+    """
+
+    task: Literal["fables", "vowels"]
+    steps: int
+    moments: tuple[int, ...]
+    batch: int = 8
+    rate: float = 2e-3
+    decay: float = 0.01
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    hidden: int = 128
+    length: int = 64
+    asked: int = 16
+    queries: int = 256
+    null: int = 5
+    above: float = 0.9
+    mixtures: bool = True
+    most: int | None = None
+    seed: int = 0
+
+
 AnySettings = (
-    PathSettings | LocalSettings | OutcomeSettings | RankSettings | NonlinearSettings | QuadraticSettings
-)  # fmt: skip
+    PathSettings
+    | LocalSettings
+    | OutcomeSettings
+    | RankSettings
+    | NonlinearSettings
+    | QuadraticSettings
+    | TrainedSettings
+)
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "paths": {"separation": PathSettings("apart", 5), "two-norms": PathSettings("mixed", 3)},
@@ -119,6 +152,10 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
         **{f"d-{d}-stable": NonlinearSettings(d, 500, "stable") for d in (4, 6, 8, 10)},
     },
     "quadratic": {"orthonormal": QuadraticSettings()},
+    "trained": {
+        "fables": TrainedSettings("fables", 3000, (0, 30, 100, 300, 1000, 2000, 3000)),
+        "vowels": TrainedSettings("vowels", 510, (0, 10, 30, 80, 200, 350, 510), batch=16, rate=1e-3, asked=32),
+    },
 }
 """By experiment and variant."""
 
@@ -140,3 +177,8 @@ def tiny(settings: AnySettings) -> AnySettings:
             return replace(settings, d=4, accepted=3, steps=300, batch=40, most=3)
         case QuadraticSettings():
             return replace(settings, weights=(0.0, 0.2, 2.0), steps=100, rates=(0.1, 0.01), trials=3)
+        case TrainedSettings():
+            return replace(
+                settings, steps=4, moments=(0, 4), batch=4, width=8, heads=2, layers=1, hidden=8, length=8, asked=4,
+                queries=12, null=1, most=8,
+            )  # fmt: skip

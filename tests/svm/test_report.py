@@ -257,13 +257,14 @@ def test_mixtures_are_the_generalised_problem(toy):
 
 
 def test_what_does_not_fit_is_refused(toy):
-    for options, error, said in (
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"null": -1}, QueryError, "null=-1"),
         ({"queries": 0}, QueryError, "queries=0"),
         ({"masked": 0.1}, QueryError, "masked=0.1"),
         ({"items": torch.zeros(2, 2, dtype=torch.long)}, SizeError, r"\(6, 8\)"),
         ({"heads": [3]}, QueryError, "no head 3"),
-    ):
+    ]
+    for options, error, said in cases:
         with pytest.raises(error, match=said):
             of(toy.trained, toy, **options)
     with pytest.raises(QueryError, match="no attention layer 'x'"):

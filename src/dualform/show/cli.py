@@ -21,6 +21,7 @@ from .factory import load_weights, make_model
 from .inputs import as_inputs, parse_rows, read_beside, read_rows, together
 from .inspecting import describe
 from .report import choose, write_report
+from .separating import Asked, tell_heads, write_page
 from .views.explorer import Place
 from .views.open import make_explorer
 from .views.work import Desk
@@ -211,6 +212,47 @@ def serve(
 
     explorer = make_explorer(path, model, data, test, classes, tokens, index, length)
     listen(explorer, host, port, token, browser, _console())
+
+
+HEADS = """[bold]Examples:[/]
+
+dualform heads model.safetensors test.npz --model train:make_model
+
+dualform heads runs/mine test.npz --model train:make_model --layer blocks.0.attn --moments 6 -o heads.html"""
+
+
+@app.command(epilog=HEADS)
+def heads(
+    checkpoint: Annotated[Path, Argument(help="Weights (.safetensors), or the folder of a memory.")],
+    data: Annotated[Path, Argument(help="Inputs as the model takes them: .npy, .npz, .csv, .parquet, .safetensors.")],
+    model: ModelName,
+    rows: Annotated[str, Option(help="Which rows of the file: 0,3,5 or 0:16.")] = "0:16",
+    key: Annotated[str | None, Option(help="The array in the file, or the columns of a table: a,b,c.")] = None,
+    layer: Annotated[list[str] | None, Option(help="Attention layers to report on; all if none.")] = None,
+    queries: Annotated[int, Option(help="How many queries, chosen by chance.", min=1)] = 256,
+    above: Annotated[float, Option(help="Only queries with a weight above this.", min=0, max=1)] = 0.0,
+    null: Annotated[int, Option(help="Random matrices to hold beside.", min=0)] = 5,
+    nuclear: Annotated[bool, Option("--nuclear/--no-nuclear", help="Also solve for the nuclear norm.")] = True,
+    moments: Annotated[int, Option(help="Of a memory: at how many moments of training, too.", min=0)] = 0,
+    seed: Annotated[int, Option(help="What chance begins with.")] = 0,
+    tokens: Tokens = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="Also write a page, as one file.")] = None,
+) -> None:
+    """Report on attention heads: what they select, what separates it, by what margin, and what holds the margin up."""
+    network, numbers = make_model(model), parse_rows(rows)
+    memory = open_memory(checkpoint) if checkpoint.is_dir() else None
+    if memory is None:
+        load_weights(network, checkpoint)
+    weights = None if memory is None else memory.weights_for(network)
+    inputs, others = as_inputs(read_rows(data, numbers, key), network), read_beside(data, numbers, network)
+    words = inputs if inputs.ndim == 2 and not inputs.is_floating_point() else None
+    asked = Asked(network, together(inputs, others, network), words, weights, memory, load_vocabulary(tokens))
+    options = {"queries": queries, "above": above, "null": null, "nuclear": nuclear, "seed": seed}
+    found, path, notes = tell_heads(asked, layer or [], moments, options, _console())
+    if out is not None:
+        facts = {"weights": str(checkpoint), "inputs": f"{len(numbers)} rows of {data.name}", "seed": str(seed)}
+        file = write_page(out, asked, found, path, notes, facts)
+        _console().print(f"The page is {file} ({size(file.stat().st_size)}).", soft_wrap=True)
 
 
 @app.command(

@@ -29,12 +29,13 @@ Loss = Callable[[Any], Tensor]
 
 
 def look(
-    model: nn.Module, inputs: Any, *, loss: Loss | None = None, weights: Mapping[str, Tensor] | None = None
-) -> dict[str, list[Sight]]:
+    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, loss: Loss | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> dict[str, list[Sight]]:  # fmt: skip
     """Run a model once. By the name of each attention layer what its heads saw: those of one scale together.
 
-    ``weights`` stand in for the model's own. With a ``loss`` its gradient at the heads' outputs is there too. Of a
-    layer that is called more than once it is the last call.
+    ``layers`` are those that are wanted (None: all). ``weights`` stand in for the model's own. With a ``loss`` its
+    gradient at the heads' outputs is there too. Of a layer that is called more than once it is the last call.
     """
     with evaluating(model), swapped(model, weights or {}), ExitStack() as stack:
         seen = stack.enter_context(_watching(model))
@@ -43,8 +44,10 @@ def look(
         output = run(model, inputs, None)
         if loss:
             torch.autograd.grad(_number(loss(output)), parameters, allow_unused=True)
+        if unknown := [name for name in layers or () if name not in seen]:
+            raise QueryError(f"no attention layer '{unknown[0]}' was seen: there are {list(seen)}.")
         with torch.no_grad():
-            found = {name: call.sights() for name, call in seen.items()}
+            found = {name: call.sights() for name, call in seen.items() if layers is None or name in layers}
     if not found:
         raise QueryError(
             f"no attention layer was seen in this {type(model).__name__}: neither one of dualform.attention, nor "
@@ -52,6 +55,13 @@ def look(
             "Face do with attn_implementation='sdpa')."
         )
     return found
+
+
+def seen_layers(model: nn.Module, inputs: Any) -> list[str]:
+    """The attention layers that a model uses for some inputs, by name."""
+    with evaluating(model), torch.no_grad(), _watching(model) as seen:
+        run(model, inputs, None)
+    return list(seen)
 
 
 def _number(loss: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ def report(
 
 
 def reports(
-    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, loss: Loss | None = None,
-    weights: Mapping[str, Tensor] | None = None, start: Mapping[str, Tensor] | None = None,
+    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, heads: Sequence[int] | None = None,
+    loss: Loss | None = None, weights: Mapping[str, Tensor] | None = None, start: Mapping[str, Tensor] | None = None,
     items: Int[Tensor, "i t"] | None = None, progress: Progress = True, **options: Any,
 ) -> dict[str, Report]:  # fmt: skip
     """A report on each attention layer of a model, by its name, from one forward pass over some inputs.
@@ -84,15 +84,10 @@ def reports(
     ``weights`` stand in for the model's own, ``start`` are those before training. With a ``loss``, a function of the
     model's output, it also says whether the selected tokens are those that lower it most.
     """
-    sights = look(model, inputs, loss=loss, weights=weights)
-    known = list(sights)
-    if unknown := [name for name in layers or () if name not in known]:
-        raise QueryError(f"no attention layer '{unknown[0]}' was seen: there are {known}.")
-    begun = look(model, inputs, weights=start) if start is not None else {}
+    sights = look(model, inputs, layers=layers, loss=loss, weights=weights)
+    begun = look(model, inputs, layers=layers, weights=start) if start is not None else {}
     made = Options(**options)
-    return {
-        name: of_sights(name, sights[name], made, None, begun.get(name), items, progress) for name in layers or known
-    }
+    return {name: of_sights(name, each, made, heads, begun.get(name), items, progress) for name, each in sights.items()}
 
 
 def _arguments(layer: nn.Module, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Any:
@@ -124,11 +119,14 @@ def of_sights(
     wanted = sorted(of) if heads is None else list(heads)
     if unknown := [head for head in wanted if head not in of]:
         raise QueryError(f"'{name}' has no head {unknown[0]}: it has {sorted(of)}.")
+    fits = {head: items is not None and tuple(items.shape) == tuple(of[head].k.shape[::2]) for head in wanted}
+    if items is not None and not any(fits.values()):  # heads that pool tokens have other keys
+        shapes = sorted({tuple(of[head].k.shape[::2]) for head in wanted})
+        raise SizeError(f"items= are (sequences, tokens): {tuple(items.shape)} is none of {shapes}.")
     made, chance = [], None
     with bar(f"heads of {name}", len(wanted), progress, worth=2) as watch:
         for head in wanted:
             sight = of[head]
-            _see_that_items_fit(sight, items)
             chosen = sight.choices(options.queries, options.seed, head, options.above)
             if not len(chosen):
                 raise QueryError(
@@ -141,13 +139,7 @@ def of_sights(
                 chance = null(sight.head(head, None, options.space), options, sight.k.shape[-1], len(chosen))
             elif seen.space == "head" or chance is None:  # in the model's space all heads see the same
                 chance = null(seen, options, sight.k.shape[-1])
-            made.append(examine(seen, options, chance, start, items))
+            made.append(examine(seen, options, chance, start, items if fits[head] else None))
             if watch:
                 watch(1)
     return Report(name, options, tuple(made))
-
-
-def _see_that_items_fit(sight: Sight, items: Tensor | None) -> None:
-    shape = tuple(sight.k.shape[::2])
-    if items is not None and tuple(items.shape) != shape:
-        raise SizeError(f"items= are (sequences, tokens) = {shape}: not {tuple(items.shape)}.")

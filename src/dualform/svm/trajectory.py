@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dualform.errors import QueryError, require
 from dualform.explain import Memory
 from dualform.explain.groups import stretch_edges
-from dualform.explain.progress import Progress
+from dualform.explain.progress import Progress, bar
 
 from .finding import HeadReport
 from .look import Loss
@@ -93,19 +93,23 @@ def trajectory(
     if isinstance(weights, Memory):
         weights.fits(model)
         at = [int(s) for s in stretch_edges(weights.step, steps)] if isinstance(steps, int) else list(steps)
-        known = {step: weights.at(step).weights(progress=progress) for step in at}
+        moments = {step: partial(weights.at(step).weights, progress=False) for step in at}
     else:
-        known = dict(sorted(weights.items()))
-    if not known:
+        moments = {step: partial(dict, weights[step]) for step in sorted(weights)}
+    if not moments:
         raise QueryError("no step was given: there is nothing to report on.")
-    first = next(iter(known.values()))
-    found = [
-        reports(
-            model, inputs, layers=layers, loss=loss, weights=each, start=first, items=items, progress=progress, **more
-        )
-        for each in known.values()
-    ]
-    return Trajectory(tuple(known), tuple(found))
+    first, found = next(iter(moments.values()))(), []
+    with bar("heads through training", len(moments), progress, worth=2) as watch:
+        for make in moments.values():
+            found.append(
+                reports(
+                    model, inputs, layers=layers, loss=loss, weights=make(), start=first, items=items, progress=False,
+                    **more,
+                )
+            )  # fmt: skip
+            if watch:
+                watch(1)
+    return Trajectory(tuple(moments), tuple(found))
 
 
 def _selected(head: HeadReport) -> dict[tuple[int, int], int]:

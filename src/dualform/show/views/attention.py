@@ -69,7 +69,7 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
     if max(n, m) > MOST:
         raise QueryError(f"attention over {max(n, m)} tokens is more than a page can show ({MOST}).")
     shown, head = explorer.shown(place), looking.head
-    side = _side(m) if shown.kind == "image" else 0
+    side = side_of(m) if shown.kind == "image" else 0
     token = _token(looking.token, seen, m > side * side > 0)
     if (head is not None and not 0 <= head < count) or not (token == "all" or -n <= token < n):
         raise QueryError(f"there is no head {head} with token {token}: there are {count} heads and {n} tokens.")
@@ -168,7 +168,8 @@ def _question(explorer: Explorer, layer: str) -> Question:
     return Question(layer=layer, k=RECALLED, each="example" if "example" in eachs_of(explorer, layer) else "visit")
 
 
-def _side(count: int) -> int:
+def side_of(count: int) -> int:
+    """The side of a square grid of patches, with or without a class token before them; 0 where there is none."""
     for cells in (count, count - 1):
         side = round(cells**0.5)
         if side > 1 and side * side == cells:

@@ -22,6 +22,7 @@ from ..views.heads import attention_layers
 from ..views.prediction import ORDERS, Each, Question, predict
 from ..views.render import as_plain, render, style
 from ..views.run import run, seen
+from ..views.separation import ROWS, Asking, separation
 from ..views.training import Choice, Which, suspects_csv, training_set
 from ..views.whatif import Masks, ledger_of, ledger_of_time, what_if
 from ..views.work import Pending
@@ -102,6 +103,14 @@ class Pages:
             by=fields.one_of("by", get_args(By)) or "adds",
         )  # fmt: skip
         return self._page(request, "attention.html", "Attention", attention(self.explorer, place, looking))
+
+    def heads(self, request: "Request") -> "Response":
+        """What attention heads separate."""
+        fields = Fields(request)
+        asking = Asking(
+            fields.text("layer"), fields.number("head", 0), fields.number("rows", ROWS), fields.number("above", 0)
+        )
+        return self._page(request, "separation.html", "Heads", separation(self.explorer, asking))
 
     def run(self, request: "Request") -> "Response":
         """What is known of the recording."""
@@ -234,7 +243,7 @@ class Pages:
         if self.explorer.test is not None:
             tabs.append(("Training set", "/training"))
         if back and attention_layers(self.explorer.model):
-            tabs.append(("Attention", f"/attention/{back}"))
+            tabs += [("Attention", f"/attention/{back}"), ("Heads", "/heads")]
         return [*tabs, ("Run", "/run")]
 
     def problem(self, request: "Request", error: Exception) -> "Response":
@@ -312,6 +321,7 @@ def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | N
         *(route(f"/training{end}", pages.training) for end in both),
         route("/training/suspects.csv", pages.suspects),
         route("/attention/{set}/{row}", pages.attention),
+        *(route(f"/heads{end}", pages.heads) for end in both),
         *(route(f"/run{end}", pages.run) for end in both),
         route("/example/{index}", pages.example),
         route("/own/picture", pages.picture, methods=["POST"]),
