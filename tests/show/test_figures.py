@@ -80,3 +80,24 @@ def test_the_spotlight_curve_falls(spot, score):
 def test_importing_the_figures_does_not_import_matplotlib():
     program = "import sys, dualform.show.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_heads_are_drawn_beside_random_matrices():
+    pytest.importorskip("numba")
+    import torch
+
+    from dualform import svm
+    from dualform.models import TransformerLM
+
+    torch.manual_seed(0)
+    model, x = TransformerLM(9, 6, width=8, heads=2, layers=1), torch.randint(9, (6, 6))
+    states = {0: dict(model.state_dict()), 5: {n: 2 * each for n, each in model.state_dict().items()}}
+    path = svm.trajectory(model, x, states, progress=False, null=3)
+    report = path.reports[-1]["blocks.0.attn"]
+    figure = figures.heads(report)
+    cosines = [line for line in figure.axes[2].lines if line.get_marker() == "_" and len(line.get_xdata())]
+    assert [line.get_ydata().tolist() for line in cosines] == [each.null.cosines.tolist() for each in report]
+    assert drawn(figure).startswith(b"\x89PNG")
+    through = figures.heads_through(path, "blocks.0.attn")
+    assert through.axes[0].lines[1].get_ydata().tolist() == path.curve("blocks.0.attn", 1, "norm")
+    assert drawn(through).startswith(b"\x89PNG")

@@ -18,6 +18,7 @@ from dualform.record import record
 
 from . import figures
 from .examples import Examples
+from .figures.canvas import Figure
 from .report import write_report
 from .tables import certificate_table, groups_table, hits_table
 from .views.explorer import Explorer, Place
@@ -213,7 +214,7 @@ def save(out: Path, memory: Memory, data: Digits, found: Findings) -> Path:
     return write_report(out / "report.html", explorer, rows, title=title, facts=facts)
 
 
-def draw(data: Digits, found: Findings) -> dict[str, figures.Figure]:
+def draw(data: Digits, found: Findings) -> dict[str, Figure]:
     """The figures by their file names."""
     titles = [each.title.split(" (")[0] for each in found.asked]
     names = [

@@ -1,32 +1,18 @@
-"""Figures of answers, also reachable as ``dualform.plot``. Each function is named after the question it draws.
-
-Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept. The colours are those of Okabe and Ito,
-which people with any kind of colour vision can tell apart, and nothing is told by colour alone.
-"""
+"""Figures of answers: the training examples and groups that a prediction is made of, and when."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 from torch import Tensor
 
-from dualform.errors import QueryError, require
+from dualform.errors import QueryError
 from dualform.explain import Groups, Hits, Timeline
 from dualform.types import Score
 
-from .words import ends, parts, plain, same_digits
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-else:
-    Figure = Any  # matplotlib is an extra: it is imported when a figure is drawn
-
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-GREY, INK = "#999999", "#222222"
-LINES = [BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION]
-HATCHES = ["", "//", ".."]
-STYLES = ["-", "--", "-.", ":", "-", "--"]
+from ..words import ends, parts, same_digits
+from .canvas import GREY, HATCHES, INK, LINES, ORANGE, STYLES, Figure, bars, clean, empty_axes, picture
 
 
 def top(
@@ -47,16 +33,16 @@ def top(
             f"to draw training images the column 'index' is needed; noted were {hits.columns.column_names}."
         )
     before = 0 if asked is None else 1
-    figure, axes = _axes(n, k + before, (1.25 * (k + before) + 0.4, 1.95 * n + 0.3))
+    figure, axes = empty_axes(n, k + before, (1.25 * (k + before) + 0.4, 1.95 * n + 0.3))
     for i in range(n):
         if asked is not None:
-            _picture(axes[i, 0], asked[i], titles[i] if titles else f"query {i}", ORANGE)
+            picture(axes[i, 0], asked[i], titles[i] if titles else f"query {i}", ORANGE)
         rows = list(hits[i])[:k]
         adds = same_digits(hit.contribution for hit in rows)
         for axis, hit, add in zip(axes[i, before:], rows, adds, strict=True):
             about = [f"label {hit.label}"] if "label" in hit.columns else []
             below = "\n".join([f"α = {hit.weight:.3g}", *about, f"#{hit.index}, step {hit.step}"])
-            _picture(axis, images[hit.index], below, None, head=add)
+            picture(axis, images[hit.index], below, None, head=add)
     figure.suptitle(f"What each training image adds to {hits.target} (layer {hits.layer})", fontsize=10, wrap=True)
     return figure
 
@@ -75,7 +61,7 @@ def top_by(
     (they share a colour and a place in the legend), ``short`` how a group is called below the axis. With
     ``score="abs"`` these are figures 4 to 9 of Irie, Csordás, Schmidhuber (2022).
     """
-    figure, axes = _axes(len(layers), 2, (11.0, 2.1 * len(layers) + 0.5))
+    figure, axes = empty_axes(len(layers), 2, (11.0, 2.1 * len(layers) + 0.5))
     families = list(dict.fromkeys(family(name) for name in totals[0].names))
     for row, (tops, groups) in enumerate(zip(layers, totals, strict=True)):
         names = [name for name in groups.names if name in tops]
@@ -93,7 +79,7 @@ def top_by(
         for axis in axes[row]:
             axis.set_xticks([i + 0.5 for i in range(len(names))], [short(name) for name in names])
             axis.set_xlim(0, max(1, len(names)))
-            _clean(axis)
+            clean(axis)
         for edge in range(1, len(names)):
             axes[row, 0].axvline(edge, color="#DDDDDD", linewidth=0.6, zorder=0)
         axes[row, 0].set_title(f"layer {groups.layer}: the {width} largest of each group", fontsize=9)
@@ -114,26 +100,28 @@ def by(groups: Groups, *, query: int = 0, recalled: Groups | None = None, shown:
     values = groups.values[query].tolist()
     chosen = list(range(len(values))) if len(values) <= 2 * shown else ends(values, shown)
     names = [f"{groups.column} {groups.names[i]}" for i in chosen]
-    bars = [values[i] for i in chosen]
+    sums = [values[i] for i in chosen]
     if groups.total is not None:
-        left = sum(values) - sum(bars)
+        left = sum(values) - sum(sums)
         rest = list(parts(groups, query).items())[1:]
-        names += [*(["other groups"] if len(bars) < len(values) else []), *(name for name, _ in rest), "sum of all"]
-        bars += [*([left] if len(bars) < len(values) else []), *(part for _, part in rest)]
-        bars.append(float(groups.total[query]))
-    figure, axes = _axes(1, 1 if recalled is None else 2, (7.5 if recalled is None else 11.0, 0.32 * len(bars) + 1.3))
-    _bars(axes[0, 0], names, bars, signed=True, last=groups.total is not None)
+        names += [*(["other groups"] if len(sums) < len(values) else []), *(name for name, _ in rest), "sum of all"]
+        sums += [*([left] if len(sums) < len(values) else []), *(part for _, part in rest)]
+        sums.append(float(groups.total[query]))
+    figure, axes = empty_axes(
+        1, 1 if recalled is None else 2, (7.5 if recalled is None else 11.0, 0.32 * len(sums) + 1.3)
+    )
+    bars(axes[0, 0], names, sums, signed=True, last=groups.total is not None)
     axes[0, 0].set_title(_heading(groups.score, groups.target), fontsize=10)
     if recalled is not None:
         sizes = [float(recalled.values[query, i]) for i in chosen]
-        _bars(axes[0, 1], names[: len(chosen)], sizes, signed=False, last=False)
+        bars(axes[0, 1], names[: len(chosen)], sizes, signed=False, last=False)
         axes[0, 1].set_title(_heading(recalled.score, recalled.target), fontsize=10)
     return figure
 
 
 def timeline(line: Timeline, *, query: int = 0, shown: int = 4) -> Figure:
     """A score over training: one line a group, the largest groups in colour."""
-    figure, axes = _axes(1, 1, (7.5, 3.4))
+    figure, axes = empty_axes(1, 1, (7.5, 3.4))
     axis, values, middle = axes[0, 0], line.values[query], (line.edges[:-1] + line.edges[1:]) / 2
     axis.axis("on")
     strong = values.abs().sum(1).argsort(descending=True).tolist()
@@ -152,13 +140,13 @@ def timeline(line: Timeline, *, query: int = 0, shown: int = 4) -> Figure:
     if len(strong) > len(labels):
         handles, labels = [*handles, *axis.plot([], [], color=GREY, linewidth=0.8)], [*labels, "the other groups"]
     axis.legend(handles, labels, fontsize=8, frameon=False)
-    _clean(axis)
+    clean(axis)
     return figure
 
 
 def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     """How sharp the spotlight is: the sorted scores of the top slots, one line a query."""
-    figure, axes = _axes(1, 1, (6.5, 3.4))
+    figure, axes = empty_axes(1, 1, (6.5, 3.4))
     axis = axes[0, 0]
     axis.axis("on")
     scores = hits.scores
@@ -171,55 +159,9 @@ def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
     axis.set_xlabel("rank of the training visit")
     axis.set_title(f"{_heading(hits.score, hits.target)} (layer {hits.layer})", fontsize=10)
     axis.legend(fontsize=8, frameon=False)
-    _clean(axis)
+    clean(axis)
     return figure
 
 
 def _heading(score: Score, target: str) -> str:
     return {"contribution": f"adds to {target}", "weight": "weight α", "abs": "attention Σ|α|"}[score]
-
-
-def _axes(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure with a grid of empty axes."""
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=inches, dpi=150, layout="constrained", facecolor="white"
-    )
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.axis("off")
-    return figure, axes
-
-
-def _picture(axis: Any, image: Tensor, below: str, frame: str | None, head: str = "") -> None:
-    axis.axis("on")
-    axis.imshow(image.cpu().numpy(), cmap="gray_r", interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(head, fontsize=10, fontweight="bold", color=INK, pad=3)
-    axis.set_xlabel(below, fontsize=7, color=INK, labelpad=3)
-    for spine in axis.spines.values():
-        spine.set(color=frame or "#CCCCCC", linewidth=2 if frame else 0.6)
-
-
-def _bars(axis: Any, names: Sequence[str], values: Sequence[float], *, signed: bool, last: bool) -> None:
-    axis.axis("on")
-    colours = [BLUE if value >= 0 else VERMILION for value in values]
-    if last:
-        colours[-1] = INK
-    places = np.arange(len(values))
-    axis.barh(places, values, color=colours, height=0.72)
-    axis.set_yticks(places, names, fontsize=8)
-    axis.invert_yaxis()
-    texts = same_digits(values) if signed else [plain(value) for value in values]
-    for place, value, text in zip(places, values, texts, strict=True):
-        axis.annotate(
-            text, (value, place), xytext=(3 if value >= 0 else -3, 0), textcoords="offset points", fontsize=8,
-            ha="left" if value >= 0 else "right", va="center",
-        )  # fmt: skip
-    axis.axvline(0, color=INK, linewidth=0.8)
-    axis.margins(x=0.18)
-    _clean(axis)
-
-
-def _clean(axis: Any) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(labelsize=8)

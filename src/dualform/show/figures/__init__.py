@@ -1,0 +1,9 @@
+"""Figures of answers, also reachable as ``dualform.plot``. Each function is named after the question it draws.
+
+Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept.
+"""
+
+from .answers import by, spotlight, timeline, top, top_by
+from .heads import heads, heads_through
+
+__all__ = ["by", "heads", "heads_through", "spotlight", "timeline", "top", "top_by"]
