@@ -29,7 +29,7 @@ class Archive:
     images: Path
 
     def collect(self, runs: Path) -> None:
-        """Take what run folders have found, beside what was kept before; figures of first networks too."""
+        """Take what run folders have found, beside what was kept before; tables and figures of first networks too."""
         for folder in sorted(runs.glob("*")):
             found = {(result.variant, result.seed): result for result in self.kept(folder.name)}
             for run in sorted(folder.glob("*/seed-*")):
@@ -41,6 +41,8 @@ class Archive:
                 self.results.mkdir(exist_ok=True)
                 lines = [json.dumps(found[key]._asdict()) for key in sorted(found)]
                 (self.results / f"{folder.name}.jsonl").write_text("\n".join(lines) + "\n")
+        for file in sorted(runs.glob("*/*/seed-0/*.csv")):
+            shutil.copyfile(file, self.results / f"{file.parts[-4]}-{file.parts[-3]}.csv")
         for file in sorted(runs.glob("*/*/seed-0/figures/*.png")):
             self.images.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, self.images / f"{file.parts[-5]}-{file.parts[-4]}-{file.name}")

@@ -1,6 +1,7 @@
 """The figures, drawn of what is kept of the runs: no run is needed to draw them again."""
 
 import math
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -25,6 +26,7 @@ def draw_all() -> None:
     for name, draw in (
         ("separation", separation), ("two-norms", two_norms), ("local", local), ("outcomes", outcomes),
         ("ranks", ranks), ("nonlinear", nonlinear), ("quadratic", quadratic),
+        *((f"trained-{variant}", partial(trained, variant)) for variant in EXPERIMENTS["trained"]),
     ):  # fmt: skip
         drawn = draw()
         if drawn is not None:
@@ -238,4 +240,44 @@ def quadratic() -> Figure | None:
         axis.set_xscale("symlog", linthresh=0.05)
         axis.set(xlabel="λ", xlim=(-0.005, None))
         axis.legend(frameon=False, fontsize=8)
+    return drawn
+
+
+MOMENTS = {
+    "norm": "norm of W",
+    "entropy": "entropy, nats",
+    "above 0.9": "queries with a weight above 0.9",
+    "efficiency": "margin efficiency",
+    "cosine": "cosine with what separates",
+    "effective rank": "effective rank",
+}
+"""What is drawn of a trained transformer, and what it is called."""
+
+
+def trained(variant: str) -> Figure | None:
+    """Every head of a transformer through its training: a row of axes for each layer, grey for random matrices."""
+    given = found("trained", variant)
+    if given is None:
+        return None
+    rows = given["moments"]
+    layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
+    drawn, axes = plt.subplots(
+        len(layers), len(MOMENTS), figsize=(2.6 * len(MOMENTS), 2.5 * len(layers)), layout="constrained", squeeze=False
+    )
+    steps = sorted({row["step"] for row in rows})
+    for line, layer in zip(axes, layers, strict=True):
+        for axis, (what, title) in zip(line, MOMENTS.items(), strict=True):
+            for head in heads:
+                mine = [row for row in rows if (row["layer"], row["head"]) == (layer, head)]
+                axis.plot(steps, [row[what] for row in mine], "o-", ms=2.5, lw=1.3, label=f"head {head}")
+            if (null := f"null {what}") in rows[0]:
+                axis.plot(steps, [row[null] for row in mine], ":", color="0.4", lw=1.6, label="random")
+            axis.set_xscale("symlog", linthresh=steps[1])
+            if what == "efficiency":
+                axis.set_yscale("log")
+            axis.set_title(title, fontsize=9)
+            axis.tick_params(labelsize=7)
+            axis.spines[["top", "right"]].set_visible(False)
+        line[0].set_ylabel(layer, fontsize=9)
+    axes[0, 4].legend(frameon=False, fontsize=6)
     return drawn

@@ -196,7 +196,8 @@ def efficiency() -> str:
         "*Operations* are counted by torch over all matrix products and equal the formula of the specification with pooling before the "
         "projections; *kept* are the saved tensors of a forward pass without a fused kernel; *time* is that of a forward and backward pass on "
         "the fused kernel, one thread, in turns. Sparse attention is the gathered one, block by block, not a dense one with a mask. The axes "
-        "of the paper's figures are not known here, so only their trends can be compared.",
+        "of the paper's figures are not known here, so only their trends can be compared. All points, also as a table: "
+        "`experiments/primal_dual/results/efficiency-grid.csv`.",
     ]
     for figure, (name, base) in FIGURES.items():
         mine = {(r["width"], r["length"]): r for r in rows if r["figure"] == figure}

@@ -4,11 +4,13 @@ kept of the long runs lies in the bands of the specification.
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from dualform.errors import DataNotFound
 from dualform.show.reproduce import paper, reproduce
 from dualform.svm.dynamics import Factors, descend, gradient
 
@@ -17,7 +19,7 @@ pytest.importorskip("cvxpy")
 pytest.importorskip("matplotlib")
 paper("attention-svm")  # puts the source tree on the path
 
-from experiments.attention_svm import outcomes, page, ranks, results, settings, trials  # noqa: E402
+from experiments.attention_svm import outcomes, page, ranks, results, settings, trials, words  # noqa: E402
 from experiments.attention_svm.bands import bands  # noqa: E402
 from experiments.attention_svm.nonlinear import Trial, judged  # noqa: E402
 from experiments.attention_svm.quadratic import nearest_on_simplex  # noqa: E402
@@ -104,7 +106,8 @@ def out(tmp_path_factory) -> Path:
     """Every experiment for a few steps."""
     out = tmp_path_factory.mktemp("runs")
     for experiment in settings.EXPERIMENTS:
-        reproduce(f"attention-svm/{experiment}", FEW.get(experiment, []), seeds=1, out=out, quick=True, threads=1)
+        with suppress(DataNotFound):  # transformers are trained on real data
+            reproduce(f"attention-svm/{experiment}", FEW.get(experiment, []), seeds=1, out=out, quick=True, threads=1)
     return out / "attention-svm"
 
 
@@ -163,6 +166,22 @@ def test_a_larger_weight_of_the_square_mixes_more_tokens(out):
         assert sum(row[key]["trials"] for key in ("formula", "finite")) + row["infeasible"] == round(3 * row["near"])
 
 
+@pytest.mark.parametrize("variant", settings.EXPERIMENTS["trained"])
+def test_the_heads_of_a_recorded_transformer_are_an_exact_sum_over_its_training(out, variant):
+    folder = out / "trained" / variant / "seed-0"
+    if not (folder / "found.json").exists():
+        pytest.skip(f"the data of {variant} are not on this machine")
+    training, given = json.loads((folder / "training.json").read_text()), found(out, "trained", variant)
+    assert training["certificate_of_attention"] < 1e-4 and not training["marks"] and not (folder / "memory").exists()
+    assert [row["step"] for row in given["moments"]] == [0, 0, 4, 4]
+    for row in given["last"]:
+        origin = row["origin"]
+        assert abs(origin["residual"]) < 1e-5 and 0 <= origin["above_zero"] <= 1
+        assert -1 <= row["range"][0] <= row["range"][1] <= 1 and 0 <= row["efficiency"] <= 1
+        if variant == "fables":
+            assert 0 < sum(share for _, share in row["items"]) <= 1 + 1e-9
+
+
 def test_a_run_gives_the_same_numbers_again(out, tmp_path):
     for experiment, variant in (("local", "cross"), ("nonlinear", "d-4"), ("quadratic", "orthonormal")):
         reproduce(f"attention-svm/{experiment}", [variant], seeds=1, out=tmp_path, quick=True, threads=1)
@@ -186,7 +205,7 @@ def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, 
         assert (tmp_path / "images" / f"{name}.png").exists() and f"attention-svm/{name}.png" in text
     monkeypatch.setattr("sys.argv", ["page", "--runs", str(tmp_path / "again"), "--restore"])
     page.main()
-    for file in out.glob("*/*/*/*.json"):
+    for file in (each for found in out.glob("*/*/*/found.json") for each in found.parent.glob("*.json")):
         assert json.loads((tmp_path / "again" / file.relative_to(out)).read_text()) == json.loads(file.read_text())
 
 
@@ -237,7 +256,7 @@ def test_the_page_shows_what_is_kept():
     assert given is not None
     for trained in ("W", "KQ"):
         for norm in ("frobenius", "nuclear"):
-            assert page.spread(given[trained]["shown"]["2000"][norm]) in text
+            assert words.spread(given[trained]["shown"]["2000"][norm]) in text
     for part in (page.paths, page.local, page.outcomes, page.ranks, page.nonlinear, page.quadratic, page.acceptance):
         assert part() in text
     assert not math.isnan(sum(band.value for band in bands()))

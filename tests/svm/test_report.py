@@ -209,6 +209,9 @@ def test_a_layer_that_selects_nothing_is_refused():
         report(build("softmax", 16, 2), x, progress=False)
     with pytest.raises(QueryError, match="several tokens to choose from"):
         report(build("softmax", 16, 2), x[:, :1], progress=False)
+    for where in (x * torch.nan, x * torch.inf):
+        with pytest.raises(QueryError, match="NaN or infinity"):
+            report(build("softmax", 16, 2), where, progress=False)
 
 
 def test_sharp_queries_can_be_looked_at_alone(toy):

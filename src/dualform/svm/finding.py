@@ -201,6 +201,8 @@ def examine(
 ) -> HeadReport:
     """Everything about one head. ``chance`` is what random matrices do, ``start`` the head before training."""
     logits = sight.logits()
+    if bool(logits.isnan().any()):
+        raise QueryError(f"what head {sight.head} sees, or its weights, hold NaN or infinity: it selects nothing.")
     clear = untied(logits)
     if not len(clear):
         raise QueryError(f"in head {sight.head} all queries have several best tokens alike: nothing is selected.")

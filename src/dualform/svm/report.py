@@ -46,9 +46,10 @@ class Report:
         raise QueryError(f"no head {head} is in this report: there are {[each.head for each in self.heads]}.")
 
     def __str__(self) -> str:
-        first, o = self.heads[0], self.options
-        some = f"{len(first.selected)} queries" + (f" with a weight above {o.above}" if o.above else "")
-        told = f"{self.layer}: {len(self)} heads at {some}, in the {first.sight.space}'s space (seed {o.seed})"
+        o, counts = self.options, sorted({len(each.selected) for each in self.heads})
+        some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        some += " queries" + (f" with a weight above {o.above}" if o.above else "")
+        told = f"{self.layer}: {len(self)} heads at {some}, in the {self.heads[0].sight.space}'s space (seed {o.seed})"
         return "\n".join([told, as_table([COLUMNS, *(cells(each) for each in self.heads)]), LEGEND])
 
     def to_pandas(self) -> Any:

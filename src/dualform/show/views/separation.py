@@ -18,7 +18,7 @@ from .explorer import Explorer, Place, visible
 from .heads import attention_layers
 from .work import Pending, Tell
 
-HELD, ITEMS, BARS, BUILDERS = 12, 12, 40, 8
+HELD, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
 """Support tokens, kinds of tokens, bars of a histogram and training examples that are shown."""
 
 ROWS, MOST_ROWS, MOMENTS = 16, 128, 8
@@ -249,7 +249,8 @@ def _view(explorer: Explorer, name: str, found: Report, asking: Asking) -> Heads
     @cache
     def names(row: int) -> Names:
         shown = explorer.shown(Place(name, row))
-        return Names(shown, keys, side_of(keys) if shown.kind == "image" else 0)
+        count = shown.lines.steps if shown.lines is not None else keys  # a series is shown without its padding
+        return Names(shown, count, side_of(keys) if shown.kind == "image" else 0)
 
     examples = explorer.examples(name)
     words = None if examples is None else examples.vocabulary
