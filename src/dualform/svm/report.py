@@ -18,7 +18,8 @@ from dualform.attention.pairs import Padding
 from dualform.errors import QueryError, SizeError, require
 from dualform.explain.progress import Progress, bar
 
-from .finding import HeadReport, Options, examine, null
+from .examine import examine, null
+from .finding import HeadReport, Options
 from .look import Loss, look
 from .reading import COLUMNS, LEGEND, as_table, cells
 from .sight import Sight
