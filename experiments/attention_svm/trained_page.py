@@ -120,10 +120,23 @@ def trained_reading(given: dict[str, dict[str, Any]]) -> str:
     if sharp:
         better = sum(row["efficiency"] > row["null efficiency"] for row in sharp)
         text += f"Where a head is sharp the picture is closer: there the efficiency is {min(row['efficiency'] for row in sharp):.2f} to {max(row['efficiency'] for row in sharp):.2f}, above the mean of random matrices at their own sharpest queries for {better} of {len(sharp)} heads. "
-    return text + (
-        "So a separating matrix is a fair description of the decided queries of a head, and of nothing else about it. Ranks say the same: heads have the full rank that their size allows, and no bias to a low one shows. "
-        "One network of each is too little to say more."
+    first, last = (
+        [row["effective rank"] for each in given.values() for row in each["moments"] if row["step"] == step(each)]
+        for step in (_first, _last)
     )
+    return text + (
+        "So the picture is a first approximation of what a head does where it decides, and no description of the rest. "
+        f"Of a bias to low rank there is little: the effective rank goes from {min(first):.1f}–{max(first):.1f} to {min(last):.1f}–{max(last):.1f} of 16, "
+        "and matrices that separate with the smallest nuclear norm have a lower rank than the heads. One network of each is too little to say more."
+    )
+
+
+def _first(given: dict[str, Any]) -> int:
+    return min(row["step"] for row in given["moments"])
+
+
+def _last(given: dict[str, Any]) -> int:
+    return max(row["step"] for row in given["moments"])
 
 
 def stage(experiment: str, variant: str, name: str) -> dict[str, Any]:
