@@ -185,9 +185,31 @@ def test_the_regularisation_path_goes_to_the_separating_matrix():
     assert means == sorted(means) and means[-1] >= 0.98
 
 
+@pytest.mark.slow
+def test_the_regularisation_path_of_factors_goes_to_the_nuclear_solution():
+    """And not to that of the Frobenius norm: the bound on K and Q is one on the nuclear norm of their product."""
+    samples, head, W = trials(10, 4, 5, 8)
+    chosen = best(samples, head)
+    low, other = (separating(samples, chosen, norm) for norm in ("nuclear", "frobenius"))
+    there = ~low.isnan().flatten(1).any(1)
+    samples, head = Samples(*(each[there] for each in samples)), LinearHead(head.v[there])
+    W, low, other = W[there], low[there], other[there]
+    U, S, V = torch.linalg.svd(low)
+    root = S.clamp(min=0).sqrt().unsqueeze(1)
+    along = Factors(U * root + 1e-3 * unit(*W.shape, seed=5), V.mT * root + 1e-3 * unit(*W.shape, seed=6))
+    starts = (Factors(W, unit(*W.shape, seed=4)), along)
+    path = regularisation_path(samples, head, (1.0, 3.0, 10.0, 30.0), starts)
+    sizes = torch.stack([torch.linalg.matrix_norm(each, "nuc") for each in path])
+    assert bool((sizes <= torch.tensor([[1.0], [3], [10], [30]]).double() + 1e-9).all())
+    means = [float(cosine(each, low).mean()) for each in path]
+    assert means == sorted(means) and means[-1] >= 0.97 > float(cosine(path[-1], other).mean())
+
+
 def test_samples_that_do_not_fit_are_refused():
     samples, head, W = trials(2, 3, 4, 5)
     with pytest.raises(SizeError, match="do not fit 2 trials of width 5"):
         descend(samples, head, W[:1], 1)
     with pytest.raises(SizeError, match=r"want queries \(2, 3, 5\)"):
         descend(samples._replace(queries=samples.queries[:, :2]), head, W, 1)
+    with pytest.raises(SizeError, match="needs a start"):
+        regularisation_path(samples, head, (1.0,), ())

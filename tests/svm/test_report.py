@@ -114,7 +114,8 @@ def test_a_report_is_the_same_twice_and_tells_how_sure_it_is(toy):
     assert all(name in row and row[name] == row[name] for name in told)
     assert (first.options.selected, first.options.masked) == (1e-3, 1e-6)
     for word in ("saturated", "efficiency", "null", "nuclear", "gap"):
-        assert word in str(first)
+        assert word in str(first) and word in first._repr_html_()
+    assert all(f"<li>Head {each.head}. " in first._repr_html_() for each in first)
 
 
 def test_without_the_tokens_that_are_no_support_the_separation_is_the_same(toy):

@@ -11,6 +11,7 @@ the sum of the others, whose probabilities are kept as logarithms and divided by
 right long after the gradient itself would be rounding noise. All trials are one tensor program.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -136,28 +137,46 @@ def _unit(G: Float[Tensor, "r d m"]) -> Float[Tensor, "r d m"]:
 
 
 def regularisation_path(
-    samples: Samples, head: Head, radii: Iterable[float], starts: Iterable[Weights], *, steps: int = 2000,
+    samples: Samples, head: Head, radii: Iterable[float], starts: Iterable[Weights | Factors], *, steps: int = 2000,
 ) -> list[Weights]:  # fmt: skip
-    """argmin of the loss over ‖W‖_F ≤ R, for each R: descent on the sphere from each start, the lowest loss is kept.
+    r"""Where the loss is smallest among small weights, for each R: W of the lowest loss that any start leads to.
 
-    With a feasible separation the loss falls along its ray, so the minimum is on the sphere.
+    For W that is :math:`\|W\|_F \le R`, for its factors :math:`\|K\|_F^2 + \|Q\|_F^2 \le 2R`, which is what the nuclear
+    norm of K Qᵀ can be. With a feasible separation the loss falls along its ray, so the minimum is on the sphere:
+    descent on it, with steps that shrink.
     """
-    found = []
+    starts, found = list(starts), []
     for radius in radii:
         best, lowest = None, None
         for start in starts:
-            W = radius * _unit(start)
-            for step in range(steps):
-                G, _ = gradient(samples, head, W)
-                rate = radius * 0.5 / (1 + step) ** 0.75
-                W = radius * _unit(W - rate * _unit(G))
+            W = _on_sphere(samples, head, start, radius, steps)
             reached = loss(samples, head, W)
             better = torch.ones_like(reached, dtype=torch.bool) if lowest is None else reached < lowest
             best = W if best is None else torch.where(better[:, None, None], W, best)
             lowest = reached if lowest is None else torch.where(better, reached, lowest)
-        assert best is not None
+        if best is None:
+            raise SizeError("a regularisation path needs a start: give weights, or factors, to begin with.")
         found.append(best)
     return found
+
+
+def _on_sphere(samples: Samples, head: Head, start: Weights | Factors, radius: float, steps: int) -> Weights:
+    """Descent on a sphere. Factors are both matrices side by side, (r, d, 2m), on that of the radius √(2R)."""
+    factors, size = isinstance(start, Factors), radius
+    now = start
+    if isinstance(start, Factors):
+        now, size = torch.cat([start.K, start.Q], -1), math.sqrt(2 * radius)
+    assert isinstance(now, Tensor)
+    now = size * _unit(now)
+    for step in range(steps):
+        K, Q = now.chunk(2, -1) if factors else (now, now)
+        G, _ = gradient(samples, head, K @ Q.mT if factors else now)
+        way = torch.cat([G @ Q, G.mT @ K], -1) if factors else G
+        now = size * _unit(now - size * 0.5 / (1 + step) ** 0.75 * _unit(way))
+    if not factors:
+        return now
+    K, Q = now.chunk(2, -1)
+    return K @ Q.mT
 
 
 def favours_all(samples: Samples, head: Head, W: Weights, chosen: Int[Tensor, "r n"]) -> Bool[Tensor, " r"]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from .finding import HeadReport
@@ -82,3 +83,11 @@ def as_table(rows: Sequence[Sequence[Any]]) -> str:
     """Columns that are as wide as what stands in them."""
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def as_html(told: str, heads: Sequence[HeadReport]) -> str:
+    """The table and the sentences, for a notebook."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(each))}</tr>" for each in heads)
+    read = "".join(f"<li>Head {each.head}. {escape(' '.join(sentences(each)))}</li>" for each in heads)
+    return f"<p>{escape(told)}</p><table><tr>{head}</tr>{body}</table><p><small>{LEGEND}</small></p><ul>{read}</ul>"

@@ -21,7 +21,7 @@ from dualform.explain.progress import Progress, bar
 from .examine import examine, null
 from .finding import HeadReport, Options
 from .look import Loss, look
-from .reading import COLUMNS, LEGEND, as_table, cells
+from .reading import COLUMNS, LEGEND, as_html, as_table, cells
 from .sight import Sight
 
 
@@ -47,11 +47,19 @@ class Report:
         raise QueryError(f"no head {head} is in this report: there are {[each.head for each in self.heads]}.")
 
     def __str__(self) -> str:
+        return "\n".join([self.heading, as_table([COLUMNS, *(cells(each) for each in self.heads)]), LEGEND])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self.heading, self.heads)
+
+    @property
+    def heading(self) -> str:
+        """What was looked at, in a sentence."""
         o, counts = self.options, sorted({len(each.selected) for each in self.heads})
         some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
         some += " queries" + (f" with a weight above {o.above}" if o.above else "")
-        told = f"{self.layer}: {len(self)} heads at {some}, in the {self.heads[0].sight.space}'s space (seed {o.seed})"
-        return "\n".join([told, as_table([COLUMNS, *(cells(each) for each in self.heads)]), LEGEND])
+        return f"{self.layer}: {len(self)} heads at {some}, in the {self.heads[0].sight.space}'s space (seed {o.seed})"
 
     def to_pandas(self) -> Any:
         """One line a head."""
