@@ -72,5 +72,8 @@ def test_what_does_not_fit_is_refused(run):
             memory.along(layer, matrix, vector)
     with pytest.raises(QueryError, match="on layer '0'"):
         memory.along("0", A).by("label", layer="2")
+    with pytest.raises(QueryError, match="contributions only"):
+        memory.along("0", A).by("label", layer="0", score="weight")
+    assert "Spotlight" in memory.along("0", A)._repr_html_()
     with pytest.raises(QueryError, match="no other target"):
         memory.along("0", A).by("label", layer="0", target=1)

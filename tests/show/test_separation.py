@@ -175,3 +175,38 @@ def test_layers_that_cannot_be_reported_on_are_named(files):
     refused = command(*words, "--layer", "linear")
     assert refused.exit_code == 1 and "linear kernel" in refused.output
     assert command(*words, "--layer", "x").exit_code == 1
+
+
+class Classed(Attending):
+    """The same with a class token, which is no token of the text."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        return self.out(self.attention(x, x, x, need_weights=False)[0][:, 0])
+
+
+def test_a_class_token_does_not_stand_in_the_way(files):
+    save_model(Classed(), str(files / "classed.safetensors"))
+    words = ["classed.safetensors", "test.npz", "--model", "test_separation:Classed", "--null", "0", "--no-nuclear"]
+    found = command(*words, "--rows", "0:4", "-o", "heads.html")
+    assert found.exit_code == 0, found.output
+    assert "token 6" in (files / "heads.html").read_text()
+
+
+def test_bad_input_is_a_sentence(files):
+    np.savez(files / "few.npz", inputs=attention_tokens()[:3].numpy())
+    np.savez(files / "float.npz", inputs=attention_tokens().numpy() / 2)
+    np.savez(files / "far.npz", inputs=attention_tokens().numpy() + 100)
+    model = ["--model", "conftest:Attending", "--null", "0", "--no-nuclear"]
+    assert command("model.safetensors", "few.npz", *model).exit_code == 0  # fewer rows than are taken by themselves
+    for words, said in (
+        (["model.safetensors", "float.npz"], "cannot take these inputs"),
+        (["model.safetensors", "far.npz"], "cannot take these inputs"),
+        (["model.safetensors", "test.npz", "--moments", "2"], "--moments are of a memory"),
+        (["model.safetensors", "test.npz", "-o", "nowhere/x.html"], "there is no folder nowhere"),
+        (["model.safetensors", "none.npz"], "there is no file"),
+        (["none.safetensors", "test.npz"], "there is no file"),
+    ):
+        found = command(*words, *model)
+        assert found.exit_code == 1 and said in " ".join(found.output.split()), found.output

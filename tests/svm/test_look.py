@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dualform.attention import ATTENTIONS, Heads, build
-from dualform.errors import QueryError
+from dualform.errors import ModelMismatch, QueryError
 from dualform.models import TransformerLM
 from dualform.svm import look
 from dualform.svm.sight import Sight
@@ -122,12 +122,97 @@ def test_whatever_calls_the_fused_kernel_is_seen(groups):
                 sight.head(0, space="model")
 
 
+class Changing(nn.Module):
+    """Attention in a network that goes on to change its tokens, and perhaps its queries, in place."""
+
+    def __init__(self, queries: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.queries = nn.Linear(16, 16), nn.Linear(16, 16), queries
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        q, k = self.q(x), self.k(x)
+        if self.queries != 1:
+            q *= self.queries
+        q, k = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in (q, k))
+        x += F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_what_is_changed_in_place_is_seen_as_it_was():
+    x = noise(3, 9, 16)
+    for times, space in ((1.0, "model"), (3.0, "head")):
+        model = Changing(times).double()
+        q, k = (each(x).unflatten(-1, (4, 4)) for each in (model.q, model.k))
+        weights = (torch.einsum("bnhd,bmhd->bhnm", times * q, k) / 2).softmax(-1).detach()
+        see_that_they_are(look(model, x)[""], weights, space)
+
+
+class Adapted(nn.Linear):
+    """A linear layer that adds something of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input.flip(-1)
+
+
+def test_what_is_more_than_a_linear_layer_is_seen_behind_it():
+    for make in (lambda: Adapted(16, 16), lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))):
+        model = Packed(4)
+        model.register_module("queries", make())
+        sight = look(nn.Sequential(model.double()), noise(3, 9, 16))["0"][0]
+        assert sight.space == ("head" if isinstance(model.queries, Adapted) else "model")
+        see_that_they_are([sight], (sight.q @ sight.k.mT * sight.scale).softmax(-1), sight.space)
+
+
+def test_padding_of_others_hides_no_query():
+    """Cross-attention of as many queries as keys; in self-attention padded tokens do not ask."""
+    layer, x, z = nn.MultiheadAttention(16, 4, batch_first=True).double(), noise(3, 9, 16), noise(3, 9, 16, seed=1)
+    for query, count in ((z, 27), (x, 27 - int(PADDING.sum()))):
+        found = look(layer, {"query": query, "key": x, "value": x, "key_padding_mask": PADDING})[""]
+        assert int(found[0].asked.sum()) == count
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("not today")
+
+
+class Trying(Packed):
+    """Calls a part that fails, and goes on without it."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.failing = Failing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError):
+            self.failing(x)
+        return super().forward(x)
+
+
+def test_a_part_that_fails_does_not_take_the_name_of_the_layer():
+    assert list(look(nn.Sequential(Trying().double()), noise(1, 9, 16))) == ["0"]
+
+
+def test_weights_that_are_not_the_models_are_refused():
+    layer, x = build("softmax", 16, 4), torch.randn(1, 5, 16)
+    with pytest.raises(ModelMismatch, match=r"has no 'module\.query\.weight'"):
+        look(layer, {"x": x}, weights={f"module.{n}": each for n, each in layer.state_dict().items()})
+    with pytest.raises(ModelMismatch, match=r"\(3, 3\) in the weights"):
+        look(layer, {"x": x}, weights={"query.weight": torch.zeros(3, 3)})
+    halves = {name: each.half() for name, each in layer.state_dict().items()}
+    assert look(layer, {"x": x}, weights=halves)[""][0].q.dtype == torch.float64
+
+
 def test_what_adds_to_the_logits_is_refused():
     bias = noise(9, 9)
     with pytest.raises(QueryError, match="adds something of its own"):
         look(nn.Sequential(Packed(4, mask=bias).double()), noise(1, 9, 16))
     hidden = torch.zeros(9, 9).double().masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
     (sights,) = look(nn.Sequential(Packed(4, mask=hidden).double()), noise(1, 9, 16)).values()
+    assert bool((sights[0].hidden == torch.ones(9, 9).triu(1).bool()).all())
+    (sights,) = look(nn.Sequential(Packed(4, mask=hidden.clamp(min=-1e9)).double()), noise(1, 9, 16)).values()
     assert bool((sights[0].hidden == torch.ones(9, 9).triu(1).bool()).all())
 
 

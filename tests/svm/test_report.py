@@ -145,6 +145,7 @@ def test_the_part_inside_has_the_same_margins_and_no_less_norm_would_do(seed, n,
     tokens, queries, W = (torch.randn(*shape, generator=g).double() for shape in ((n, T, d), (n, d), (d, d)))
     problem = Problem.of(tokens, queries, torch.randint(T, (n,), generator=g))
     part = inside(problem, W)
+    assert part is not None
     torch.testing.assert_close(problem.margins(part), problem.margins(W), rtol=1e-6, atol=1e-8)
     assert float(((W - part) * part).sum().abs()) <= 1e-8 * float(W.norm()) ** 2  # so ‖W‖² = ‖part‖² + ‖rest‖²
 
@@ -215,6 +216,57 @@ def test_a_layer_that_selects_nothing_is_refused():
             report(build("softmax", 16, 2), where, progress=False)
 
 
+def test_heads_that_see_different_tokens_have_random_matrices_of_their_own():
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).double(), unit(3, 6, 8, seed=0)
+    mask = torch.zeros(3, 2, 6, 6, dtype=torch.bool)
+    mask[:, 1, :, 3:] = True
+    given = {"query": x, "key": x, "value": x, "attn_mask": mask.flatten(0, 1)}
+    both, alone = (reports(layer, given, heads=h, null=2, nuclear=False, progress=False)[""] for h in (None, [1]))
+    assert torch.equal(both[1].null.cosines, alone[1].null.cosines)
+    assert not torch.equal(both[0].null.cosines, both[1].null.cosines)
+
+
+def test_what_is_seen_of_a_matrix_is_right_where_tokens_are_nearly_flat():
+    """All of W: the constraints span everything, however small some of them are."""
+    x = unit(6, 20, 8, seed=0) @ torch.diag(torch.logspace(0, -3, 8).double())
+    for head in report(build("softmax", 8, 2).double(), x, causal=True, null=0, nuclear=False, progress=False):
+        assert head.found is not None and head.found.seen == pytest.approx(1.0, abs=1e-6)
+        assert head.found.inside == pytest.approx(head.found.cosine, abs=1e-6)
+
+
+def test_a_search_that_ends_too_soon_is_no_proof():
+    x = torch.randn(8, 16, 8, generator=torch.Generator().manual_seed(0))
+    found = report(build("softmax", 8, 2), x, epochs=1, null=1, nuclear=False, progress=False)
+    undecided = [each for each in found if each.separation.feasible is None]
+    assert undecided
+    for each in undecided:
+        assert "was not found in" in " ".join(sentences(each)) and not bool(each.by_place().any())
+        assert "not found" in str(found)
+
+
+def test_a_head_without_sharp_queries_is_left_out(toy):
+    layer = build("softmax", 16, 2).double()
+    with torch.no_grad():
+        layer.get_parameter("query.weight")[:8] *= 100
+    found = report(layer, unit(3, 6, 16, seed=0), above=0.9, null=0, nuclear=False, progress=False)
+    assert [each.head for each in found] == [0] and found.without == (1,)
+    with pytest.raises(QueryError, match=r"have no query above 0\.9"):
+        found[1]
+
+
+def test_small_weights_do_not_tie():
+    layer, x = build("softmax", 16, 2).double(), unit(3, 6, 16, seed=0)
+    rows = []
+    for times in (1.0, 1e-6):
+        with torch.no_grad():
+            for name, each in layer.named_parameters():
+                if name.startswith(("query", "key")):
+                    each.mul_(times)
+        rows.append([h.row() for h in report(layer, x, null=0, nuclear=False, progress=False)])
+    for a, b in zip(*rows, strict=True):
+        assert a["tied"] == b["tied"] == 0 and a["cosine"] == pytest.approx(b["cosine"], abs=1e-6)
+
+
 def test_sharp_queries_can_be_looked_at_alone(toy):
     whole, sharp = (of(toy.trained, toy, above=above, null=2)[0] for above in (0.0, 0.999))
     some = whole.sight.logits().softmax(1).amax(1) > 0.999
@@ -267,10 +319,14 @@ def test_what_does_not_fit_is_refused(toy):
         ({"masked": 0.1}, QueryError, "masked=0.1"),
         ({"items": torch.zeros(2, 2, dtype=torch.long)}, SizeError, r"\(6, 8\)"),
         ({"heads": [3]}, QueryError, "no head 3"),
+        ({"heads": []}, QueryError, r"no head in \[\]"),
+        ({"above": 1.0}, QueryError, "above=1.0"),
     ]
     for options, error, said in cases:
         with pytest.raises(error, match=said):
             of(toy.trained, toy, **options)
+    with pytest.raises(QueryError, match="several attention layers"):
+        report(nn.Sequential(build("softmax", 16, 2), build("softmax", 16, 2)), torch.randn(2, 5, 16))
     with pytest.raises(QueryError, match="no attention layer 'x'"):
         reports(Model(), BYTES, layers=["x"])
     with pytest.raises(QueryError, match="no head 7"):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import dualform
 from dualform import svm
 from dualform.attention import build
-from dualform.errors import QueryError
+from dualform.errors import ModelMismatch, QueryError
 from dualform.explain import Memory
 from dualform.models import TransformerLM
 
@@ -122,6 +122,17 @@ def test_what_is_not_there_is_refused(run):
         svm.origin(memory, layer, found.head(layer, 0)[0], "nuclear")
     with pytest.raises(QueryError, match="nothing to report"):
         svm.trajectory(model, TOKENS, {})
+
+
+def test_a_report_of_other_weights_has_no_origin_here(run):
+    """An earlier step is asked of the memory at that step; a mask leaves a part of the sum out."""
+    memory, model, layer = run
+    path = svm.trajectory(model, ASKED, memory, steps=[0, 12], progress=False, null=0, nuclear=False)
+    first, last = path.head(layer, 0)
+    for asked, head in ((memory, first), (memory.without("label = 1"), last)):
+        with pytest.raises(ModelMismatch, match="other weights"):
+            svm.origin(asked, layer, head)
+    assert svm.origin(memory, layer, last).total != 0
 
 
 def test_a_head_in_its_own_space_has_no_origin(run):

@@ -2,10 +2,11 @@ r"""A number that is linear in the weights of one layer, and what training put i
 
 .. math:: \langle W, A\rangle = \sum_r \langle u_r, W v_r\rangle,\qquad A = \sum_r u_r v_r^\top
 
-so it can be asked as any output can: with rows v and directions u. Each of them comes a second time with the opposite
-sign, which takes the bias out; a row of zeros with the direction a puts ⟨b, a⟩ back in.
+so its contributions can be asked for as those of any output, with rows v and directions u. Each of them comes a second
+time with the opposite sign, which takes the bias out; a row of zeros with the direction a puts ⟨b, a⟩ back in.
 """
 
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,8 @@ class Along(Spotlight):
     ) -> None:
         info, module = memory.store.layer(layer)
         _see_that_it_fits(info, layer, A, a)
+        if a is not None and not module.biases:
+            raise QueryError(f"layer '{layer}' has no bias that a={tuple(a.shape)} could be of.")
         U, S, V = torch.linalg.svd(A.detach().cpu().double(), full_matrices=False)
         kept = S[0] * 1e-15 * max(A.shape) < S
         u, v = (U * S).mT[kept] / 2, V[kept]
@@ -48,6 +51,16 @@ class Along(Spotlight):
         self._found = Capture(None, f"⟨W, A⟩ of {layer}", 1, {module.name: seen})
 
     @property
+    def total(self) -> float:
+        """The number itself, with the memory's weights."""
+        (seen,) = self._found.seen.values()
+        return float((seen.directions[0] * seen.outputs[0]).sum())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<b>Spotlight</b> on ⟨W, A⟩ = {self.total:.4g} of {escape(self.layer)}: step {self.memory.step:,}"
+
+    @property
     def _own(self) -> Capture:  # pyright: ignore[reportIncompatibleVariableOverride] # there is no pass to wait for
         return self._found
 
@@ -60,6 +73,8 @@ class Along(Spotlight):
         """As of any spotlight; the layer is known."""
         if layer not in (None, self.layer):
             raise QueryError(f"this spotlight is on layer '{self.layer}', not on '{layer}'.")
+        if questions.get("score", "contribution") != "contribution":
+            raise QueryError("⟨W, A⟩ has contributions only: it is no input whose weights α could be asked for.")
         return super().ask(self.layer, **questions)
 
 

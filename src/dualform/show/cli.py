@@ -9,7 +9,7 @@ from rich.console import Console
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from dualform.errors import DualformError
+from dualform.errors import DualformError, QueryError
 from dualform.explain import open_memory
 from dualform.types import Score
 
@@ -18,7 +18,7 @@ from . import reproduce as experiments
 from .asking import Question, see_that_they_agree, tell
 from .examples import Examples, is_series, load_examples, load_vocabulary
 from .factory import load_weights, make_model
-from .inputs import as_inputs, parse_rows, read_beside, read_rows, together
+from .inputs import as_inputs, count_rows, parse_rows, read_beside, read_rows, together
 from .inspecting import describe
 from .report import choose, write_report
 from .separating import Asked, tell_heads, write_page
@@ -226,7 +226,7 @@ def heads(
     checkpoint: Annotated[Path, Argument(help="Weights (.safetensors), or the folder of a memory.")],
     data: Annotated[Path, Argument(help="Inputs as the model takes them: .npy, .npz, .csv, .parquet, .safetensors.")],
     model: ModelName,
-    rows: Annotated[str, Option(help="Which rows of the file: 0,3,5 or 0:16.")] = "0:16",
+    rows: Annotated[str | None, Option(help="Which rows of the file: 0,3,5 or 0:16; the first 16 if none.")] = None,
     key: Annotated[str | None, Option(help="The array in the file, or the columns of a table: a,b,c.")] = None,
     layer: Annotated[list[str] | None, Option(help="Attention layers to report on; all if none.")] = None,
     queries: Annotated[int, Option(help="How many queries, chosen by chance.", min=1)] = 256,
@@ -234,13 +234,18 @@ def heads(
     null: Annotated[int, Option(help="Random matrices to hold beside.", min=0)] = 5,
     nuclear: Annotated[bool, Option("--nuclear/--no-nuclear", help="Also solve for the nuclear norm.")] = True,
     moments: Annotated[int, Option(help="Of a memory: at how many moments of training, too.", min=0)] = 0,
-    seed: Annotated[int, Option(help="What chance begins with.")] = 0,
+    seed: Annotated[int, Option(help="What chance begins with.", min=0, max=2**31)] = 0,
     tokens: Tokens = None,
     out: Annotated[Path | None, Option("-o", "--out", help="Also write a page, as one file.")] = None,
 ) -> None:
     """Report on attention heads: what they select, what separates it, by what margin, and what holds the margin up."""
-    network, numbers = make_model(model), parse_rows(rows)
+    network = make_model(model)
+    numbers = list(range(min(16, count_rows(data, key)))) if rows is None else parse_rows(rows)
     memory = open_memory(checkpoint) if checkpoint.is_dir() else None
+    if moments and memory is None:
+        raise QueryError(f"--moments are of a memory, which knows earlier weights, and {checkpoint} is a file.")
+    if out is not None and not out.parent.is_dir():
+        raise QueryError(f"there is no folder {out.parent} to write {out.name} to.")
     if memory is None:
         load_weights(network, checkpoint)
     weights = None if memory is None else memory.weights_for(network)

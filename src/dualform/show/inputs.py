@@ -33,6 +33,12 @@ def read_rows(file: Path, rows: Sequence[int], key: str | None = None) -> Shaped
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
 
 
+def count_rows(file: Path, key: str | None = None) -> int:
+    """How many rows a file has."""
+    found = read_arrays(file, key)
+    return len(found["inputs"] if isinstance(found, Mapping) else found)
+
+
 def read_arrays(file: Path, key: str | None = None, others: Sequence[str] = ()) -> Any:
     """All rows of a file. If it holds ``inputs``, and no ``key`` is given: by name, with ``labels`` and ``others``."""
     if not file.is_file():

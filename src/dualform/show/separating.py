@@ -1,7 +1,7 @@
 """``dualform heads``: what the attention heads of a network separate, in the terminal and as a page."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from dualform import svm
-from dualform.errors import QueryError
+from dualform.errors import QueryError, SizeError
 from dualform.explain import Memory
 from dualform.svm.look import seen_layers
 from dualform.svm.reading import as_table, sentences
@@ -18,7 +18,7 @@ from dualform.svm.reading import as_table, sentences
 from .examples.vocabulary import Vocabulary
 from .views.explorer import visible
 from .views.render import render, style
-from .views.separation import HeadsView, Through, through_of, view_of
+from .views.separation import HeadsView, Through, reports_with, through_of, view_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def tell_heads(
 ) -> tuple[dict[str, svm.Report], svm.Trajectory | None, list[str]]:
     """Print a report on each layer; those that are no softmax of one matrix are refused by name, in a sentence."""
     found, notes = {}, []
-    for name in layers or seen_layers(asked.model, asked.inputs):
+    for name in layers or _layers(asked):
         try:
-            made = svm.reports(
-                asked.model, asked.inputs, layers=[name], weights=asked.weights, items=asked.tokens, **options
+            made = reports_with(
+                asked.tokens, asked.model, asked.inputs, layers=[name], weights=asked.weights, **options
             )
-        except QueryError as error:
+        except (QueryError, SizeError) as error:
             if layers:
                 raise
             notes.append(f"{name}: {error}")
@@ -80,6 +80,19 @@ def tell_heads(
     return found, path, notes
 
 
+def _layers(asked: Asked) -> list[str]:
+    """All attention layers; by the way it is seen whether the network can take the inputs."""
+    try:
+        found = seen_layers(asked.model, asked.inputs)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise QueryError(
+            f"this {type(asked.model).__name__} cannot take these inputs: {str(error).strip().splitlines()[0]}"
+        ) from error
+    if not found:
+        raise QueryError(f"no attention layer was seen in this {type(asked.model).__name__}.")
+    return found
+
+
 def _curves(through: Through) -> str:
     rows = [["after step", *(f"{step:,}" for step in through.steps)]]
     rows += [
@@ -94,9 +107,10 @@ def write_page(
 ) -> Path:  # fmt: skip
     """All of it as one page that needs nothing else."""
     item: Callable[[int], str] | None = asked.word if asked.tokens is not None else None
-    layers: list[HeadsView] = [
-        view_of(report, [head.head for head in report], asked.name, item) for report in found.values()
-    ]
+    layers: list[HeadsView] = []
+    for report in found.values():
+        named = asked if report.heads[0].items is not None else replace(asked, tokens=None)
+        layers.append(view_of(report, [head.head for head in report], named.name, item))
     through = {
         name: [through_of(path, name, head.head) for head in report] if path is not None else []
         for name, report in found.items()

@@ -56,7 +56,8 @@ class Alignment:
     """A matrix beside its separating matrix: in one norm, which the separation says.
 
     ``cosine`` is that of both as they are; ``inside`` of the part that these tokens and queries can see (``seen`` says
-    how much of W that is); ``moved`` of what training added to the first weights, if those are known.
+    how much of W that is; neither is a number where it was not found); ``moved`` of what training added to the first
+    weights, if those are known.
     """
 
     separation: Separation
@@ -73,6 +74,8 @@ class Null:
 
     cosines: Float[Tensor, " r"]
     efficiencies: Float[Tensor, " r"]
+    left_out: int = 0
+    """Random matrices whose separation was not solved in time."""
 
     @property
     def cosine(self) -> float:
@@ -93,22 +96,24 @@ class Null:
 
 
 def align(
-    W: Float[Tensor, "x z"], found: Separation, part: Float[Tensor, "x z"], start: Float[Tensor, "x z"] | None
+    W: Float[Tensor, "x z"], found: Separation, part: Float[Tensor, "x z"] | None, start: Float[Tensor, "x z"] | None
 ) -> Alignment | None:
     """A matrix beside a separation; ``part`` is what the tokens can see of it. None where nothing separates them."""
     if not found.feasible:
         return None
-    cosine = cosine_of(W, found.W)
-    seen = float(part.norm() / W.norm().clamp(min=1e-300))
+    cosine, inside, seen = cosine_of(W, found.W), math.nan, math.nan
+    if part is not None:
+        inside, seen = cosine_of(part, found.W), min(1.0, float(part.norm() / W.norm().clamp(min=1e-300)))
     moved = None if start is None else cosine_of(W - start, found.W)
-    return Alignment(found, efficiency(W, found), cosine, cosine_of(part, found.W), seen, moved)
+    return Alignment(found, efficiency(W, found), cosine, inside, seen, moved)
 
 
 def efficiency(W: Float[Tensor, "x z"], found: Separation) -> Bounds:
     """The margin per norm of W, beside the largest. W itself separates, which also bounds the optimum."""
     size = float(W.norm() if found.norm == "frobenius" else torch.linalg.matrix_norm(W, "nuc"))
     each = float(found.problem.margins(W).min()) / size if size else 0.0
-    return Bounds(max(0.0, each * found.lower), min(1.0, max(0.0, each * found.upper)))
+    high = min(1.0, max(0.0, each * found.upper))
+    return Bounds(min(high, max(0.0, each * found.lower)), high)
 
 
 def cosine_of(a: Float[Tensor, "x z"], b: Float[Tensor, "x z"]) -> float:
@@ -129,4 +134,5 @@ def random_like(W: Float[Tensor, "x z"], rank: int, seed: int) -> Float[Tensor, 
 def untied(logits: Float[Tensor, "c m"]) -> Int[Tensor, " u"]:
     """Queries with one best token: where two of them tie, as where both are the same, nothing is selected."""
     best = logits.topk(2, 1).values
-    return ((best[:, 0] - best[:, 1]) > 1e-12 * best[:, 0].abs().clamp(min=1e-6)).nonzero().squeeze(1)
+    apart, spread = best[:, 0] - best[:, 1], best[:, 0] - logits.masked_fill(logits.isinf(), torch.inf).amin(1)
+    return ((apart > 1e-12 * spread) & (apart > 1e-14 * best[:, 0].abs())).nonzero().squeeze(1)

@@ -72,7 +72,8 @@ def null(sight: HeadSight, options: Options, rank: int, sharpest: int | None = N
         if found is not None and found.feasible:
             cosines.append(cosine_of(W, found.W))
             efficiencies.append(efficiency(W, found).high)
-    return Null(*(torch.tensor(each, dtype=torch.float64) for each in (cosines, efficiencies)))
+    made = (torch.tensor(each, dtype=torch.float64) for each in (cosines, efficiencies))
+    return Null(*made, left_out=options.null - len(cosines))
 
 
 def _mixture(sight: HeadSight, weights: Float[Tensor, "c m"], options: Options) -> TwoParts | None:

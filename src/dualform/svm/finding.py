@@ -41,9 +41,15 @@ class Options:
     space: Space | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("queries", 1), ("null", 0), ("epochs", 1)):
-            if getattr(self, name) < least:
-                raise QueryError(f"{name}={getattr(self, name)} must be {least} or more.")
+        for name, least in (("queries", 1), ("null", 0), ("epochs", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value < 2**62:
+                raise QueryError(f"{name}={value} must be a whole number, {least} or more.")
+        if self.space not in (None, "model", "head") or not 0 <= self.above < 1 or not self.tolerance > 0:
+            raise QueryError(
+                f"space={self.space!r} is 'model' or 'head' (or None), above={self.above} from 0 to below 1, and "
+                f"tolerance={self.tolerance} above 0."
+            )
         if not 0 <= self.masked < self.selected <= 1:
             raise QueryError(f"masked={self.masked} must be below selected={self.selected}, both from 0 to 1.")
 
@@ -74,7 +80,7 @@ class Optimality(NamedTuple):
 @dataclass(frozen=True)
 class HeadReport:
     """One head. ``tied`` queries have no one best token and are left out. ``found`` and ``low`` are None where no
-    matrix separates the tokens; ``separation`` then proves it.
+    matrix separates the tokens, which ``separation`` then proves, or where none was found in time.
     """
 
     sight: HeadSight
@@ -141,19 +147,24 @@ class HeadReport:
 
     def by_place(self) -> Float[Tensor, " m"]:
         """What tokens of each place hold of the margin: shares of all multipliers."""
-        table = self.separation.multipliers.clamp(min=0)
+        table = self._held
         return table.sum(0) / table.sum().clamp(min=1e-300)
 
     def by_item(self) -> dict[int, float]:
         """The same for what stands there (a word, a byte), the largest first; if the report was told ``items``."""
         if self.items is None:
             raise QueryError("this report does not know what its tokens stand for: give report(…, items=…).")
-        table = self.separation.multipliers.clamp(min=0)
+        table = self._held
         items = self.items[self.sight.sequence]
         totals: dict[int, float] = {}
         for i, t in table.nonzero().tolist():
             totals[int(items[i, t])] = totals.get(int(items[i, t]), 0.0) + float(table[i, t] / table.sum())
         return dict(sorted(totals.items(), key=lambda each: -each[1]))
+
+    @property
+    def _held(self) -> Float[Tensor, "c m"]:
+        """The multipliers; zeros where nothing separates."""
+        return self.separation.multipliers.clamp(min=0) * (self.found is not None)
 
     def row(self) -> dict[str, Any]:
         """What a table has of it."""

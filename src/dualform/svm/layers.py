@@ -35,14 +35,26 @@ class Inner:
     @property
     def weight(self) -> Float[Tensor, "o i"]:
         """As y = W x has it."""
-        weight = self.module.get_parameter("weight").detach()
-        return weight if isinstance(self.module, nn.Linear) else weight.mT
+        weight: Any = self.module.weight
+        return weight.detach() if isinstance(self.module, nn.Linear) else weight.detach().mT
+
+    @property
+    def bias(self) -> Float[Tensor, " o"] | None:
+        """What is added."""
+        bias: Any = self.module.bias
+        return None if bias is None else bias.detach()
+
+    def is_plain(self) -> bool:
+        """Whether it gave W x + b and nothing else: what derives from it, or is hooked to it, may add something."""
+        made, gave = nn.functional.linear(self.given, self.weight, self.bias), self.gave
+        within = 1e3 * torch.finfo(gave.dtype).eps * float(gave.abs().max())
+        return bool((made - gave).abs().max() <= within)
 
 
 # ------------------------------------------------------------------------------------------- our own
 
 
-def of_ours(layer: Heads, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
+def of_ours(layer: Heads, name: str, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
     """As the layer itself writes its heads out. Softmax over plain projections is one matrix of the tokens."""
     x, context, padding = given["x"], given.get("context"), given.get("padding")
     found = layer.expansions(x, context, padding=padding, causal=given.get("causal", False))
@@ -52,7 +64,7 @@ def of_ours(layer: Heads, given: Mapping[str, Any], gradient: Tensor | None) -> 
     tokens = None
     if isinstance(layer, MultiHead) and layer.norm is None and type(layer).projected is MultiHead.projected:
         parts = projections(layer)
-        query, key = (_of_heads(parts[name], layer.heads, name) for name in ("query", "key"))
+        query, key = (_of_heads(parts[part], layer.heads, _inside(name, part)) for part in ("query", "key"))
         tokens = Tokens(_double(x), _double(x if context is None else context), query, key)
     at_heads = None if gradient is None else _double(split_heads(gradient @ layer.out.weight, layer.heads))
     return [_of_expansion(layer, each, asked, tokens, at_heads) for each in found]
@@ -76,15 +88,16 @@ def _of_expansion(
 # ------------------------------------------------------------------------------------------- nn.MultiheadAttention
 
 
-def of_torch(layer: nn.MultiheadAttention, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
+def of_torch(layer: nn.MultiheadAttention, name: str, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
     """Its projections are in one matrix; masks are what the call was given, True where a token is hidden."""
     parts, heads = projections(layer), layer.num_heads
-    z, x, v = (_batch_first(layer, given[name]) for name in ("query", "key", "value"))
+    z, x, v = (_batch_first(layer, given[part]) for part in ("query", "key", "value"))
     q, k, values = (
-        split_heads(nn.functional.linear(each, *parts[name]), heads)
-        for name, each in (("query", z), ("key", x), ("value", v))
+        split_heads(nn.functional.linear(each, *parts[part]), heads)
+        for part, each in (("query", z), ("key", x), ("value", v))
     )
-    query, key = (_of_heads(parts[name], heads, "in_proj", at) for name, at in (("query", 0), ("key", layer.embed_dim)))
+    module = _inside(name, "in_proj")
+    query, key = (_of_heads(parts[part], heads, module, at) for part, at in (("query", 0), ("key", layer.embed_dim)))
     hidden = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
     if (padding := given.get("key_padding_mask")) is not None:
         hidden = hidden | _unseen(layer, padding).reshape(len(z), 1, 1, -1)
@@ -92,9 +105,8 @@ def of_torch(layer: nn.MultiheadAttention, given: Mapping[str, Any], gradient: T
         hidden = hidden | _unseen(layer, mask).reshape(-1, heads if mask.ndim == 3 else 1, *mask.shape[-2:])
     if gradient is not None:
         gradient = split_heads(_batch_first(layer, gradient) @ layer.out_proj.weight, heads)
-    return [
-        _sight(q, k, values, 1 / math.sqrt(q.shape[-1]), hidden, Tokens(_double(z), _double(x), query, key), gradient)
-    ]
+    tokens, scale = Tokens(_double(z), _double(x), query, key), 1 / math.sqrt(q.shape[-1])
+    return [_sight(q, k, values, scale, hidden, tokens, gradient, given["key"] is given["query"])]
 
 
 def _batch_first(layer: nn.MultiheadAttention, x: Float[Tensor, "..."]) -> Float[Tensor, "b n D"]:
@@ -117,16 +129,17 @@ def of_fused(
             "in (batch, heads, tokens, size)."
         )
     query, key = (_source(each, inside, q.shape[1]) for each in (q, k))
-    tokens = None
+    tokens, itself = None, q.shape[2] == k.shape[2]
     if query is not None and key is not None:
         tokens = Tokens(_double(query[0]), _double(key[0]), query[1], key[1])
+        itself = torch.equal(query[0], key[0])
     k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
     hidden = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
     if (mask := given.get("attn_mask")) is not None:
         hidden = hidden | _unseen(layer, ~mask if mask.dtype == torch.bool else mask)
     if given.get("is_causal", False):
         hidden = hidden | torch.ones(hidden.shape[-2:], dtype=torch.bool).triu(1)
-    return [_sight(q, k, v, given.get("scale") or 1 / math.sqrt(q.shape[-1]), hidden, tokens, gradient)]
+    return [_sight(q, k, v, given.get("scale") or 1 / math.sqrt(q.shape[-1]), hidden, tokens, gradient, itself)]
 
 
 def _source(
@@ -141,13 +154,12 @@ def _source(
             continue
         rows = made[:, ::times].transpose(1, 2).flatten(2)
         for each in inside:
-            if each.gave.shape[:2] != rows.shape[:2] or each.gave.ndim != 3:
+            if each.gave.ndim != 3 or each.gave.shape[:2] != rows.shape[:2] or not each.is_plain():
                 continue
             for first in range(0, each.gave.shape[-1] - rows.shape[-1] + 1, rows.shape[-1]):
                 some = slice(first, first + rows.shape[-1])
                 if torch.equal(each.gave[..., some], rows):
-                    bias = each.module.bias
-                    part = each.weight[some], None if bias is None else bias.detach()[some]  # type: ignore[index]
+                    part = each.weight[some], None if each.bias is None else each.bias[some]
                     return each.given, _of_heads(part, made.shape[1] // times, each.name, first, heads)
     return None
 
@@ -156,12 +168,11 @@ def _source(
 
 
 def _sight(
-    q: Tensor, k: Tensor, values: Tensor, scale: float, hidden: Tensor, tokens: Tokens | None, gradient: Tensor | None
-) -> Sight:
-    """All heads of a layer together. In self-attention a token that nobody sees is padding, and does not ask."""
-    asked = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
-    if q.shape[2] == k.shape[2]:
-        asked = ~hidden.all(2).all(1)
+    q: Tensor, k: Tensor, values: Tensor, scale: float, hidden: Tensor, tokens: Tokens | None, gradient: Tensor | None,
+    itself: bool,
+) -> Sight:  # fmt: skip
+    """All heads of a layer together. Where a sequence attends to ``itself``, a token that nobody sees does not ask."""
+    asked = ~hidden.all(2).all(1) if itself else torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
     doubles = (_double(q), _double(k))
     mine = None if gradient is None else _double(gradient)
     return Sight(tuple(range(q.shape[1])), *doubles, scale, hidden, asked, _double(values), tokens, mine)
@@ -179,12 +190,20 @@ def _of_heads(
     return Projection(weight, bias, module, first, times)
 
 
+def _inside(layer: str, part: str) -> str:
+    return f"{layer}.{part}" if layer else part
+
+
+NOTHING = -1e4
+"""What is added to a logit so that its weight is nothing."""
+
+
 def _unseen(layer: nn.Module, mask: Tensor) -> Bool[Tensor, "..."]:
-    """Which tokens a mask hides: where it is True or, where it is added to the logits, −∞ or next to it."""
+    """Which tokens a mask hides: where it is True or, where it is added to the logits, −∞ or far below all else."""
     mask = mask.detach().cpu()
     if mask.dtype == torch.bool:
         return mask
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    hidden = mask <= NOTHING
     if bool(mask[~hidden].any()):
         raise QueryError(
             f"{type(layer).__name__} adds something of its own to its logits (positions, a bias): they are not those "

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dualform.attention import Heads
-from dualform.errors import QueryError
+from dualform.errors import ModelMismatch, QueryError
 from dualform.explain.forward import differentiable, evaluating, run, swapped
 
 from .layers import Inner, of_fused, of_ours, of_torch
@@ -37,7 +37,7 @@ def look(
     ``layers`` are those that are wanted (None: all). ``weights`` stand in for the model's own. With a ``loss`` its
     gradient at the heads' outputs is there too. Of a layer that is called more than once it is the last call.
     """
-    with evaluating(model), swapped(model, weights or {}), ExitStack() as stack:
+    with evaluating(model), swapped(model, _fitting(model, weights or {})), ExitStack() as stack:
         seen = stack.enter_context(_watching(model))
         parameters = stack.enter_context(differentiable(model)) if loss else []
         stack.enter_context(torch.enable_grad() if loss else torch.no_grad())
@@ -47,7 +47,7 @@ def look(
         if unknown := [name for name in layers or () if name not in seen]:
             raise QueryError(f"no attention layer '{unknown[0]}' was seen: there are {list(seen)}.")
         with torch.no_grad():
-            found = {name: call.sights() for name, call in seen.items() if layers is None or name in layers}
+            found = {name: call.sights(name) for name, call in seen.items() if layers is None or name in layers}
     if not found:
         raise QueryError(
             f"no attention layer was seen in this {type(model).__name__}: neither one of dualform.attention, nor "
@@ -55,6 +55,20 @@ def look(
             "Face do with attn_implementation='sdpa')."
         )
     return found
+
+
+def _fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in the types of a model that has all of them, by name and shape."""
+    own, names = {**dict(model.named_parameters()), **dict(model.named_buffers())}, model.state_dict().keys()
+    for name, tensor in weights.items():
+        if name not in own and name not in names:
+            raise ModelMismatch(f"this {type(model).__name__} has no '{name}', which the weights have.")
+        if name in own and tensor.shape != own[name].shape:
+            raise ModelMismatch(
+                f"'{name}' is {tuple(tensor.shape)} in the weights, and {tuple(own[name].shape)} in this "
+                f"{type(model).__name__}."
+            )
+    return {name: tensor.to(own[name].dtype) for name, tensor in weights.items() if name in own}
 
 
 def seen_layers(model: nn.Module, inputs: Any) -> list[str]:
@@ -82,12 +96,12 @@ class Call:
     inside: Sequence[Inner] = ()
     gradient: Tensor | None = None
 
-    def sights(self) -> list[Sight]:
-        """What its heads saw."""
+    def sights(self, name: str) -> list[Sight]:
+        """What its heads saw; ``name`` is that of the layer in its model."""
         if isinstance(self.layer, Heads):
-            return of_ours(self.layer, self.given, self.gradient)
+            return of_ours(self.layer, name, self.given, self.gradient)
         if isinstance(self.layer, nn.MultiheadAttention):
-            return of_torch(self.layer, self.given, self.gradient)
+            return of_torch(self.layer, name, self.given, self.gradient)
         return of_fused(self.layer, self.given, self.inside, self.gradient)
 
 
@@ -108,7 +122,7 @@ def _watching(model: nn.Module) -> Iterator[dict[str, Call]]:
         if isinstance(module, Heads | nn.MultiheadAttention):
             handles.append(module.register_forward_hook(partial(_asked, calls, name), with_kwargs=True))
         handles.append(module.register_forward_pre_hook(partial(_begin, running, name)))
-        handles.append(module.register_forward_hook(partial(_end, running)))
+        handles.append(module.register_forward_hook(partial(_end, running), always_call=True))
     try:
         with _Kernel(calls, running):
             yield calls
@@ -128,7 +142,7 @@ class _Running:
 
 def _asked(calls: dict[str, Call], name: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    _noted(calls, name, Call(module, given), output[0] if isinstance(output, tuple) else output)
+    _noted(calls, name, Call(module, _kept(given)), output[0] if isinstance(output, tuple) else output)
 
 
 def _begin(running: list[_Running], name: str, module: nn.Module, args: tuple) -> None:
@@ -138,8 +152,13 @@ def _begin(running: list[_Running], name: str, module: nn.Module, args: tuple) -
 def _end(running: list[_Running], module: nn.Module, args: tuple, output: Any) -> None:
     done = running.pop()
     if running and isinstance(output, Tensor) and args and Inner.fits(module):
-        inner = done.name.removeprefix(f"{running[-1].name}." if running[-1].name else "")
-        running[-1].inside.append(Inner(inner, module, args[0].detach(), output.detach()))
+        running[-1].inside.append(Inner(done.name, module, args[0].detach().clone(), output.detach().clone()))
+
+
+def _kept(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they are now: the model may go on to change them in place. What is the same stays the same."""
+    copies = {id(each): each.detach().clone() for each in given.values() if isinstance(each, Tensor)}
+    return {name: copies.get(id(each), each) for name, each in given.items()}
 
 
 class _Kernel(TorchFunctionMode):
@@ -155,7 +174,7 @@ class _Kernel(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and self.running and not known:
             given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}
             now = self.running[-1]
-            _noted(self.calls, now.name, Call(now.module, given, tuple(now.inside)), output)
+            _noted(self.calls, now.name, Call(now.module, _kept(given), tuple(now.inside)), output)
         return output
 
 

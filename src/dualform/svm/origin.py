@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.errors import QueryError, require
+from dualform.errors import ModelMismatch, QueryError, require
 from dualform.explain import Groups, Memory
 from dualform.explain.along import Along
 from dualform.explain.progress import Progress
@@ -102,19 +102,35 @@ def origin(memory: Memory, layer: str, head: HeadReport, norm: Literal["frobeniu
     a = None
     if query.bias is not None:
         A, a, whole = A[:, :-1], A[:, -1], torch.cat([whole, query.bias[head.head].unsqueeze(1)], 1)
+    total = float((sight.W * D).sum())
     ways = Origin(
-        float((sight.W * D).sum()),
+        total,
         _along(memory, layer, query, sight, A, a),
         _along(memory, layer, key, sight, scale * whole @ D.mT, None),
     )
+    apart = max(abs(each.total - total) for each in (ways.queries, ways.keys))
+    if apart > ALIKE * float(sight.W.norm()):
+        raise ModelMismatch(
+            f"the report on head {head.head} of '{layer}' was made with other weights than this memory's at step "
+            f"{memory.step} (⟨W, D⟩ is {total:.4g} and {ways.queries.total:.4g}). Ask memory.at(step), without a mask."
+        )
     return ways
+
+
+ALIKE = 1e-3
+"""How far a memory's ⟨W, D⟩ may be from the report's, beside the norm of W."""
+
+
+def source_of(memory: Memory, layer: str, of: Projection) -> str:
+    """What a projection is called in a memory: by its name in the model, or inside its layer."""
+    return of.module if of.module in memory.layers or not layer else f"{layer}.{of.module}"
 
 
 def _along(
     memory: Memory, layer: str, of: Projection, sight: HeadSight, A: Float[Tensor, "d i"], a: Float[Tensor, " d"] | None
 ) -> Along:
     """⟨W, A⟩ of the rows that one head has in a recorded projection."""
-    name = f"{layer}.{of.module}" if layer else of.module
+    name = source_of(memory, layer, of)
     info, _ = memory.store.layer(name)
     first = of.first + _own_head(of, sight.head) * len(A)
     whole = torch.zeros(info.d_out, info.d_in, dtype=A.dtype)

@@ -36,15 +36,17 @@ def cells(head: HeadReport) -> list[str]:
         "–" if low is None else f"{low.cosine:.3f}",
         " / ".join(ranks),
         "–" if found is None else str(int(head.separation.support.sum())),
-        "infeasible" if head.separation.feasible is False else f"{head.separation.gap:.0e}",
+        {True: f"{head.separation.gap:.0e}", False: "infeasible", None: "not found"}[head.separation.feasible],
     ]
 
 
 def sentences(head: HeadReport) -> list[str]:
     """What may be read from a head, and what may not."""
     said, found = [_saturation(head)], head.found
-    if found is None:
+    if head.separation.feasible is False:
         return [*said, f"No matrix separates what it selects: {head.separation.certificate}."]
+    if found is None:
+        return [*said, f"What separates it was not found in {head.separation.epochs} epochs: allow more with epochs=."]
     least, most = head.null.range
     if math.isnan(least):
         said.append(
@@ -65,6 +67,10 @@ def sentences(head: HeadReport) -> list[str]:
             f"By first-order scores {100 * head.optimality.at_best:.0f} % of the queries select the token that lowers "
             f"the loss most; {head.optimality.better} support tokens would be better than the selected one."
         )
+    if head.null.left_out:
+        said.append(f"Of {head.null.left_out} random matrices more no separation was found in time.")
+    if head.tied:
+        said.append(f"{head.tied} queries more have several best tokens alike, and are left out.")
     if not head.separation.converged:
         said.append(f"The separating matrix is known to a gap of {head.separation.gap:.0e} only.")
     return said

@@ -32,6 +32,8 @@ class Report:
     layer: str
     options: Options
     heads: tuple[HeadReport, ...]
+    without: tuple[int, ...] = ()
+    """Heads that have no query to look at."""
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -44,7 +46,8 @@ class Report:
         for each in self.heads:
             if each.head == head:
                 return each
-        raise QueryError(f"no head {head} is in this report: there are {[each.head for each in self.heads]}.")
+        none = f" Heads {list(self.without)} have no query above {self.options.above}." if self.without else ""
+        raise QueryError(f"no head {head} is in this report: there are {[each.head for each in self.heads]}.{none}")
 
     def __str__(self) -> str:
         return "\n".join([self.heading, as_table([COLUMNS, *(cells(each) for each in self.heads)]), LEGEND])
@@ -79,7 +82,10 @@ def report(
     stand for; ``options`` are those of ``Options``. ``reports`` does this for all layers of a model at once.
     """
     given = _arguments(layer, x, context, padding, causal)
-    (sights,) = look(layer, given).values()
+    seen = look(layer, given)
+    if len(seen) > 1:
+        raise QueryError(f"this {type(layer).__name__} holds several attention layers, {list(seen)}: use svm.reports.")
+    (sights,) = seen.values()
     begun = None if start is None else next(iter(look(start, given).values()))
     return of_sights(type(layer).__name__, sights, Options(**options), heads, begun, items, progress)
 
@@ -127,29 +133,34 @@ def of_sights(
     of = {head: sight for sight in sights for head in sight.heads}
     before = {head: sight for sight in begun or () for head in sight.heads}
     wanted = sorted(of) if heads is None else list(heads)
-    if unknown := [head for head in wanted if head not in of]:
-        raise QueryError(f"'{name}' has no head {unknown[0]}: it has {sorted(of)}.")
+    unknown = [head for head in wanted if head not in of]
+    if unknown or not wanted:
+        raise QueryError(f"'{name}' has no head {unknown[0] if unknown else 'in []'}: it has {sorted(of)}.")
     fits = {head: items is not None and tuple(items.shape) == tuple(of[head].k.shape[::2]) for head in wanted}
     if items is not None and not any(fits.values()):  # heads that pool tokens have other keys
         shapes = sorted({tuple(of[head].k.shape[::2]) for head in wanted})
         raise SizeError(f"items= are (sequences, tokens): {tuple(items.shape)} is none of {shapes}.")
-    made, chance = [], None
+    made, without, chance, shared = [], [], None, torch.empty(0)
     with bar(f"heads of {name}", len(wanted), progress, worth=2) as watch:
         for head in wanted:
             sight = of[head]
             chosen = sight.choices(options.queries, options.seed, head, options.above)
             if not len(chosen):
-                raise QueryError(
-                    f"no query of head {head} of '{name}' has several tokens to choose from"
-                    + (f" and a weight above {options.above}." if options.above else ".")
-                )
+                without.append(head)
+                continue
             seen = sight.head(head, chosen, options.space)
             start = before[head].head(head, chosen, options.space) if before else None
             if options.above:
                 chance = null(sight.head(head, None, options.space), options, sight.k.shape[-1], len(chosen))
-            elif seen.space == "head" or chance is None:  # in the model's space all heads see the same
+            elif chance is None or seen.space == "head" or not torch.equal(seen.hidden, shared):
                 chance = null(seen, options, sight.k.shape[-1])
+            shared = seen.hidden
             made.append(examine(seen, options, chance, start, items if fits[head] else None))
             if watch:
                 watch(1)
-    return Report(name, options, tuple(made))
+    if not made:
+        raise QueryError(
+            f"no query of '{name}' has several tokens to choose from"
+            + (f" and a weight above {options.above}." if options.above else ".")
+        )
+    return Report(name, options, tuple(made), tuple(without))

@@ -72,8 +72,9 @@ class Sight:
         sequence, place = chosen.unbind(1)
         if space == "model" and self.tokens is None:
             raise QueryError(
-                f"head {number} is no matrix of the model's tokens, since something else shapes its queries or keys "
-                "(rotary positions, a normalisation, pooling, a convolution): look at it with space='head'."
+                f"head {number} is no matrix of the model's tokens that can be seen: something shapes its queries or "
+                "keys behind their projections (rotary positions, a normalisation, pooling, another order). Look at it "
+                "with space='head'."
             )
         if self.tokens is None or space == "head":
             x, z, W = self.k[:, at], self.q[sequence, at, place], self.scale * torch.eye(self.k.shape[-1]).double()

@@ -10,14 +10,18 @@ from the constraints themselves, which are never written out as vectors.
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .problem import Problem
 from .rows import Array, Rows
 
-ROUNDS, ENOUGH = 1000, 1e-12
-"""Steps at most, and the size of the slope, beside the first, at which it ends."""
+ROUNDS, ENOUGH, CLOSE = 1000, 1e-12, 1e-6
+"""Steps at most; the size of the slope, beside the first, at which they end; and what may be missed in the end."""
+
+DENSE = 2_000_000
+"""Numbers that constraints may be, written out as vectors, where they are solved at once."""
 
 
 class Smallest(NamedTuple):
@@ -51,10 +55,21 @@ def smallest(rows: Rows, target: Float[Array, " r"]) -> Smallest:
     return Smallest(W, multipliers, missed)
 
 
-def inside(problem: Problem, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"]:
-    """The part of W in S."""
+def inside(problem: Problem, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"] | None:
+    """The part of W in S; None where conjugate gradients do not find it: tokens may lie almost in fewer dimensions."""
+    rows = problem.rows
     if problem.reduce:
         W = W if problem.left is None else problem.left.mT @ W
         W = W if problem.right is None else W @ problem.right
-    found = smallest(problem.rows, problem.rows.margins(np.ascontiguousarray(W.numpy())))
+    small = np.ascontiguousarray(W.numpy())
+    if len(rows) * small.size <= DENSE:
+        deltas = rows.points[rows.plus] - rows.points[rows.minus]
+        phi = torch.from_numpy(np.einsum("ra,rb->rab", deltas, rows.queries[rows.query]).reshape(len(rows), -1))
+        _, singular, across = torch.linalg.svd(phi, full_matrices=False)
+        kept = across[singular > 1e-12 * singular[0]]
+        return problem.whole((kept.mT @ (kept @ W.flatten())).view_as(W).numpy())
+    target = rows.margins(small)
+    found = smallest(rows, target)
+    if np.abs(found.missed).max() > CLOSE * np.abs(target).max():
+        return None
     return problem.whole(found.W)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dualform.errors import QueryError
+from dualform.errors import QueryError, SizeError
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
-from dualform.svm.origin import Builder
+from dualform.svm.origin import Builder, source_of
 from dualform.svm.reading import COLUMNS, LEGEND, cells, sentences
 
 from ..examples import Shown
@@ -213,12 +213,21 @@ def _report(explorer: Explorer, name: str, asking: Asking) -> Callable[[Tell], R
     def work(tell: Tell) -> Report:
         mine, (inputs, items), layer = explorer.fork(), _inputs(explorer, name, asking), asking.layer or ""
         weights = mine.memory.weights_for(mine.model)
-        found = reports(
-            mine.model, inputs, layers=[layer], weights=weights, items=items, above=asking.above / 100, progress=tell
-        )
-        return found[layer]
+        return reports_with(
+            items, mine.model, inputs, layers=[layer], weights=weights, above=asking.above / 100, progress=tell
+        )[layer]
 
     return work
+
+
+def reports_with(items: Any, model: Any, inputs: Any, **options: Any) -> dict[str, Report]:
+    """Reports that know what tokens stand for, where these are the keys of the layer: a class token is none of them."""
+    try:
+        return reports(model, inputs, items=items, **options)
+    except SizeError:
+        if items is None:
+            raise
+        return reports(model, inputs, **options)
 
 
 def _trajectory(explorer: Explorer, name: str, asking: Asking) -> Callable[[Tell], Trajectory]:
@@ -265,7 +274,7 @@ def _built(explorer: Explorer, found: HeadReport, asking: Asking) -> BuiltBy | P
     layer, tokens = asking.layer or "", found.sight.tokens
     if tokens is None or found.found is None:
         return "This head has no separating direction in the model’s space, so no training example built it."
-    sources = list(dict.fromkeys(f"{layer}.{each.module}" for each in (tokens.query, tokens.key)))
+    sources = list(dict.fromkeys(source_of(explorer.memory, layer, each) for each in (tokens.query, tokens.key)))
     if missing := [name for name in sources if name not in explorer.layers or explorer.info(name).keep != "slots"]:
         return f"Which examples built it cannot be told: no slots of ‘{missing[0]}’ were kept."
     if explorer.index not in explorer.columns:
