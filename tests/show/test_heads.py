@@ -162,7 +162,7 @@ def test_layers_that_cannot_be_reported_on_are_named(files):
         "both.safetensors",
         "test.npz",
         "--model",
-        "test_separation:Both",
+        "test_heads:Both",
         "--rows",
         "0:4",
         "--null",
@@ -188,7 +188,7 @@ class Classed(Attending):
 
 def test_a_class_token_does_not_stand_in_the_way(files):
     save_model(Classed(), str(files / "classed.safetensors"))
-    words = ["classed.safetensors", "test.npz", "--model", "test_separation:Classed", "--null", "0", "--no-nuclear"]
+    words = ["classed.safetensors", "test.npz", "--model", "test_heads:Classed", "--null", "0", "--no-nuclear"]
     found = command(*words, "--rows", "0:4", "-o", "heads.html")
     assert found.exit_code == 0, found.output
     assert "token 6" in (files / "heads.html").read_text()
