@@ -20,6 +20,7 @@ from dualform import data, svm
 from dualform.errors import QueryError
 from dualform.models import SeriesClassifier, TransformerLM
 from dualform.show.views.render import as_plain
+from dualform.svm.alignment import cosine_of
 from experiments.runs import Run, console
 
 from .settings import TrainedSettings
@@ -181,8 +182,8 @@ def last_of(
         fits = head.mixture.feasible
         found["mixture"] = {
             "feasible": fits,
-            "cosine": _cosine(head.W, head.mixture.predicted(head.W)) if fits else None,
-            "finite": _cosine(head.W, head.mixture.finite.W) if head.mixture.finite.feasible else None,
+            "cosine": cosine_of(head.W, head.mixture.predicted(head.W)) if fits else None,
+            "finite": cosine_of(head.W, head.mixture.finite.W) if head.mixture.finite.feasible else None,
         }
     found["sharp"] = sharp(given, model, weights, layer, head.head, options, settings.above)
     if head.items is not None and given.words is not None:
@@ -209,7 +210,3 @@ def sharp(
     except QueryError:
         return None
     return {**found.row(), "range": found.null.range}
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-300))

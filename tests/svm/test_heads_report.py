@@ -244,7 +244,7 @@ def test_a_search_that_ends_too_soon_is_no_proof():
         assert "not found" in str(found)
 
 
-def test_a_head_without_sharp_queries_is_left_out(toy):
+def test_a_head_without_sharp_queries_is_left_out():
     layer = build("softmax", 16, 2).double()
     with torch.no_grad():
         layer.get_parameter("query.weight")[:8] *= 100
