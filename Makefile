@@ -40,6 +40,8 @@ reproduce: $(READY) ## run all experiments of the papers again, and make their r
 	@$(BIN)/python -m experiments.primal_dual.page
 	@$(BIN)/dualform reproduce attention-svm $(ARGS)
 	@$(BIN)/python -m experiments.attention_svm.page
+	@$(BIN)/dualform reproduce vqt $(ARGS)
+	@$(BIN)/python -m experiments.vqt.page
 
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -62,12 +62,16 @@ class ViT(nn.Module):
         return self.head(self.features(images)[:, 0])
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
-        """All tokens behind the last block, the class token first."""
-        x = self.patch_embed(images)
-        x = self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
+        """All tokens behind the last block, normalised, the class token first."""
+        x = self.embed(images)
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
+
+    def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
+        """The tokens that the first block is given."""
+        x = self.patch_embed(images)
+        return self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
 
 
 def about_tokens(attention: str, side: int) -> dict[str, Any]:

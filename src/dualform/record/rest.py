@@ -4,15 +4,16 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SMALL = 1 << 20
 """The rest may cost about this many bytes a step; a larger one is looked at less often."""
 
 
 def auto_interval(rest: Mapping[str, Tensor]) -> int:
-    """How many steps go by between two looks at the rest."""
-    return max(1, math.ceil(sum(t.numel() * t.element_size() for t in rest.values()) / SMALL))
+    """How many steps go by between two looks at the rest. Frozen parameters cost nothing: they are kept once."""
+    moving = (t for t in rest.values() if t.requires_grad or not isinstance(t, nn.Parameter))
+    return max(1, math.ceil(sum(t.numel() * t.element_size() for t in moving) / SMALL))
 
 
 class Rest:

@@ -13,6 +13,7 @@ PAPERS = {
     "dual-form": "experiments.dual_form.run",
     "primal-dual": "experiments.primal_dual.run",
     "attention-svm": "experiments.attention_svm.run",
+    "vqt": "experiments.vqt.run",
 }
 """Each with ``EXPERIMENTS``, variants by name, ``ON_REQUEST``, variants that are only run where they are named, and
 ``reproduce(experiment, options)``."""

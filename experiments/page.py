@@ -1,0 +1,85 @@
+"""Results pages: every number on them stands in a file that is kept of a run."""
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .results import Archive, table
+
+Experiments = Mapping[str, Mapping[str, Any]]
+"""Variants by experiment."""
+
+
+@dataclass
+class Page:
+    """A page about a paper, and the archive that it is made of."""
+
+    file: Path
+    paper: str
+    archive: Archive
+
+    def main(self, head: str, parts: Sequence[Callable[[], str]], draw: Callable[[], object] = lambda: None) -> None:
+        """Collect results of run folders, draw what is drawn of them all, and write the page.
+
+        ``--restore`` goes the other way: it makes run folders of what is kept, so that runs go on from there.
+        """
+        options = argparse.ArgumentParser()
+        options.add_argument("--runs", type=Path, default=Path("runs") / self.paper)
+        options.add_argument("--restore", action="store_true")
+        asked = options.parse_args()
+        if asked.restore:
+            self.archive.restore(asked.runs)
+            return
+        self.archive.collect(asked.runs)
+        draw()
+        self.write(head, parts)
+        print(self.file)
+
+    def write(self, head: str, parts: Sequence[Callable[[], str]]) -> None:
+        """Parts that have something to say, and the machines."""
+        experiments = [file.stem for file in sorted(self.archive.results.glob("*.jsonl"))]
+        machines = sorted({r.files["run"]["machine"] for name in experiments for r in self.archive.kept(name)})
+        end = [f"Machine: {'; '.join(machines)}."] if machines else []
+        self.file.write_text("\n\n".join([head, *(text for part in parts if (text := part())), *end]) + "\n")
+
+
+def missing_of(archive: Archive, experiments: Experiments, networks: Callable[[str], int]) -> str:
+    """What is not run yet, or not as often as it should be."""
+    short_of = [
+        name for name, variants in experiments.items() if len(list(archive.kept(name))) < len(variants) * networks(name)
+    ]
+    return f"**Not run yet, or in part:** {', '.join(short_of)}." if short_of else ""
+
+
+def times_of(archive: Archive, experiments: Experiments, paper: str) -> str:
+    """How long it takes."""
+    rows = []
+    for name in experiments:
+        seconds = [
+            sum(stage.get("seconds", 0) for key, stage in result.files.items() if key != "run")
+            for result in archive.kept(name)
+        ]
+        if seconds:
+            rows.append([f"`dualform reproduce {paper}/{name}`", len(seconds), f"{sum(seconds) / 60:.0f}"])
+    text = "Minutes are of one thread beside other work, all networks together."
+    return "\n\n".join(["## Commands and times", table(["command", "runs", "minutes"], rows), text]) if rows else ""
+
+
+def difference(base: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
+    """How far a mean lies above another, and two standard errors of that; None where there are too few networks."""
+    if len(base) < 2 or len(other) < 2:
+        return None
+    error = (statistics.variance(base) / len(base) + statistics.variance(other) / len(other)) ** 0.5
+    return statistics.mean(other) - statistics.mean(base), 2 * error
+
+
+def gain_over(base: Sequence[float], other: Sequence[float]) -> str:
+    """The same as text; bold where the difference is more than two standard errors."""
+    found = difference(base, other)
+    if found is None:
+        return "–"
+    text = f"{found[0]:+.1f} ± {found[1]:.1f}"
+    return f"**{text}**" if abs(found[0]) > found[1] else text

@@ -1,0 +1,1 @@
+"""Experiments after "Visual Query Tuning" (Tu, Mai, Chao 2023)."""

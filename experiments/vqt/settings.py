@@ -1,0 +1,107 @@
+"""What is trained, and how. VTAB-1k and ImageNet checkpoints are not at hand: a small backbone is trained here."""
+
+from dataclasses import dataclass, replace
+
+SOURCE = "fashion-mnist"
+TARGETS = ("mnist", "cifar10", "small-digits")
+"""The backbone is trained on one set of pictures, and tuned on 1,000 of each of the others."""
+
+
+@dataclass(frozen=True)
+class BackboneSettings:
+    """A small vision transformer, trained from the beginning on all pictures of a set, 3 × 32 × 32 each."""
+
+    source: str = SOURCE
+    size: int = 32
+    patch: int = 4
+    width: int = 64
+    heads: int = 4
+    layers: int = 6
+    learning_rate: float = 1e-3
+    decay: float = 0.05
+    batch: int = 64
+    epochs: int = 6
+    most: int = 0
+    """Training pictures that are used; 0 for all."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """One way to tune the backbone, on one set."""
+
+    target: str
+    method: str
+    rates: tuple[float, ...]
+    """Learning rates, of which the validation pictures choose."""
+    tokens: int = 0
+    keep: float = 1.0
+    """The share of features that a group lasso keeps; a head is then trained anew on these."""
+    lasso: float = 1e-4
+    labelled: int = 1000
+    validation: int = 200
+    """How many of these choose the rate; the network that counts sees all of them."""
+    epochs: int = 20
+    batch: int = 64
+    tests: int = 0
+    """Test pictures that are used; 0 for all."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CostSettings:
+    """The shape of ViT-small, on random pictures: what an update keeps, grows by and takes."""
+
+    size: int = 224
+    patch: int = 16
+    width: int = 384
+    heads: int = 6
+    layers: int = 12
+    classes: int = 100
+    batch: int = 8
+    turns: int = 3
+    seed: int = 0
+
+
+HEAD_RATES, DEEP_RATES = (0.1, 0.03, 0.01, 0.003), (3e-3, 1e-3)
+"""For what is learned beside a frozen backbone, and for what is learned inside it."""
+METHODS: dict[str, dict] = {
+    "linear": {"rates": HEAD_RATES},
+    "intermediate": {"rates": HEAD_RATES},
+    "intermediate-select": {"rates": HEAD_RATES, "keep": 0.2},
+    "vqt-1": {"rates": HEAD_RATES, "tokens": 1},
+    "vqt-5": {"rates": HEAD_RATES, "tokens": 5},
+    "vqt-5-select": {"rates": HEAD_RATES, "tokens": 5, "keep": 0.2},
+    "prompts": {"rates": DEEP_RATES},
+    "lora": {"rates": DEEP_RATES},
+    "vqt-5+prompts": {"rates": DEEP_RATES, "tokens": 5},
+    "vqt-5+lora": {"rates": DEEP_RATES, "tokens": 5},
+    "full": {"rates": DEEP_RATES},
+}
+"""Ways to tune; what each of them is, is said in ``methods.py``."""
+
+AnySettings = BackboneSettings | TransferSettings | CostSettings
+
+EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
+    "backbone": {SOURCE: BackboneSettings()},
+    **{
+        target: {method: TransferSettings(target, method, **more) for method, more in METHODS.items()}
+        for target in TARGETS
+    },
+    "cost": {"vit-small": CostSettings()},
+    "recorded": {target: TransferSettings(target, "vqt-5", (0.01,), tokens=5) for target in TARGETS},
+}
+"""By experiment and variant. All but ``cost`` need the backbone."""
+ON_REQUEST: dict[str, dict[str, AnySettings]] = {}
+NETWORKS, ONCE = 3, ("backbone", "cost", "recorded")
+"""How many networks of each variant are trained, and experiments that are made once."""
+
+
+def tiny(settings: AnySettings) -> AnySettings:
+    """The same for a few steps, to see that all of it runs."""
+    if isinstance(settings, BackboneSettings):
+        return replace(settings, width=16, layers=2, epochs=1, most=128)
+    if isinstance(settings, TransferSettings):
+        few = {"labelled": 40, "validation": 10, "epochs": 2, "batch": 8, "tests": 20, "rates": settings.rates[:2]}
+        return replace(settings, **few)
+    return replace(settings, size=32, patch=8, width=32, heads=4, layers=2, classes=5, batch=2, turns=1)

@@ -1,0 +1,110 @@
+"""Tuning: validation pictures choose a rate, then all labelled pictures are learned and the test set is seen once."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dualform.models import ViT
+from dualform.tuning import group_lasso, trained_parameters, warmup_cosine
+
+from . import methods
+from .methods import Way
+from .pictures import Pictures, labelled, pictures
+from .settings import TransferSettings
+
+BLOCK = 100
+
+
+def batches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Which pictures each update sees: all in a random order, epoch by epoch."""
+    random = torch.Generator().manual_seed(1000 + seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=random).split(size)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, part: Pictures) -> float:
+    """The share of pictures that a network gets right."""
+    model.eval()
+    right = sum(
+        int((model(part.x[i : i + BLOCK]).argmax(1) == part.y[i : i + BLOCK]).sum())
+        for i in range(0, len(part.y), BLOCK)
+    )
+    return right / len(part.y)
+
+
+def fit(way: Way, part: Pictures, rate: float, settings: TransferSettings, lasso: float = 0.0) -> None:
+    """Adam without decay or augmentation; the rate warms up over a tenth of the epochs, then falls as half a cosine."""
+    way.model.eval()
+    with torch.no_grad():
+        once = torch.cat([way.once(part.x[i : i + BLOCK]) for i in range(0, len(part.y), BLOCK)])
+    optimizer = torch.optim.Adam(trained_parameters(way.model).values(), lr=rate)
+    way.model.train()
+    warmup = max(1, settings.epochs // 10)
+    for epoch in range(settings.epochs):
+        for group in optimizer.param_groups:  # of the epoch to come, so that the first one learns too
+            group["lr"] = rate * warmup_cosine(epoch + 1, settings.epochs + 1, warmup)
+        for index in batches(len(part.y), settings.batch, 1, 100 * settings.seed + epoch):
+            loss = F.cross_entropy(way.logits(once[index]), part.y[index])
+            if lasso:
+                loss = loss + lasso * group_lasso(way.model.head.weight)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def tuned(backbone: ViT, part: Pictures, rate: float, settings: TransferSettings) -> Way:
+    """All stages of a method: learn; where features are selected, learn a head under a group lasso, and one without."""
+    way = methods.way(backbone, settings)
+    if settings.keep == 1:
+        fit(way, part, rate, settings)
+        return way
+    if settings.tokens:
+        fit(way, part, rate, settings)
+    squeezed = methods.reading(way.model.refit())
+    fit(squeezed, part, rate / 2, settings, settings.lasso)
+    chosen = methods.selected(way, squeezed.model.head.weight, settings)
+    fit(chosen, part, rate / 2, settings)
+    return chosen
+
+
+def chosen_rate(backbone: ViT, settings: TransferSettings) -> tuple[float, list[float]]:
+    """The rate whose network gets most validation pictures right, the smaller one of equals; and what each gets."""
+    part, _ = labelled(settings.target, settings.labelled, settings.seed)
+    train, valid = part[settings.validation :], part[: settings.validation]
+    found = [accuracy(tuned(backbone, train, rate, settings).model, valid) for rate in settings.rates]
+    best = max(zip(found, settings.rates, strict=True), key=lambda pair: (pair[0], -pair[1]))
+    return best[1], found
+
+
+def transfer(backbone: ViT, settings: TransferSettings, rate: float | None = None) -> dict[str, Any]:
+    """Tune on all labelled pictures, and see the test pictures once. Without a rate, it is chosen first."""
+    found: list[float] = []
+    if rate is None:
+        rate, found = chosen_rate(backbone, settings)
+    begin = time.perf_counter()
+    part, _ = labelled(settings.target, settings.labelled, settings.seed)
+    model = tuned(backbone, part, rate, settings).model
+    took, test = time.perf_counter() - begin, pictures(settings.target, "test")
+    test = test[: settings.tests] if settings.tests else test
+    return {
+        "accuracy": accuracy(model, test),
+        "train_accuracy": accuracy(model, part),
+        "rate": rate,
+        "validation": found,
+        "learned_parameters": learned(model),
+        "features": model.head.in_features,
+        "training_seconds": took,
+        "tested_on": len(test.y),
+    }
+
+
+def learned(model: nn.Module) -> int:
+    """Parameters that any stage of a method has learned: query tokens are, though a new head finds them frozen."""
+    found = dict(trained_parameters(model))
+    queries = getattr(model, "queries", None)
+    return sum(each.numel() for each in ({**found, "queries": queries} if queries is not None else found).values())

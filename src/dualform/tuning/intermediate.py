@@ -1,0 +1,59 @@
+"""A linear layer on features of all layers, in the manner of Head2Toe (Evci et al. 2022, arXiv 2201.03529)."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from dualform.attention.core import whole_number
+from dualform.models import ViT
+
+from .tuned import Tuned, new_head, unit
+
+
+class IntermediateProbe(Tuned):
+    """Four activations of every layer, those before the first and behind the last, each averaged over tokens.
+
+    In a layer these are the normalised tokens, what attention gives, the feedforward network's hidden numbers, and what
+    it gives. ``parts`` cuts the tokens into so many stretches with an average each. Blocks of features are of length 1,
+    and a group lasso selects among them: ``refit(select(head.weight, 0.2))``. The backbone is always frozen.
+    """
+
+    def __init__(self, backbone: ViT, classes: int, *, parts: int = 1) -> None:
+        super().__init__(backbone)
+        self.parts, layers = whole_number("parts", parts, 1), len(backbone.blocks)
+        width, first = backbone.norm.normalized_shape[0], backbone.blocks[0]
+        self.head = new_head(parts * (2 * width + layers * (3 * width + hidden_of(first))), classes)
+
+    @torch.no_grad()
+    def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
+        """All activations, layer by layer."""
+        h = self.backbone.embed(images)
+        found = [self._pooled(h)]
+        for block in self.backbone.blocks:
+            h, taps = tapped(block, h)
+            found += [self._pooled(each) for each in taps]
+        return torch.cat([*found, self._pooled(self.backbone.norm(h))], -1)
+
+    def _pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b p"]:
+        return unit(F.adaptive_avg_pool1d(x.mT, self.parts).flatten(1))
+
+    def _alike(self, classes: int) -> "IntermediateProbe":
+        return type(self)(self.backbone, classes, parts=self.parts)
+
+
+def tapped(block: Any, h: Float[Tensor, "b n D"]) -> tuple[Float[Tensor, "b n D"], list[Tensor]]:
+    """The tokens after a block, and four activations in it."""
+    before = block.norm1(h)
+    attended = block.attn(before)
+    r = h + attended
+    hidden = block.mlp.act(block.mlp.fc1(block.norm2(r)))
+    fed = block.mlp.fc2(hidden)
+    return r + fed, [before, attended, hidden, fed]
+
+
+def hidden_of(block: Any) -> int:
+    """The width of a block's feedforward network."""
+    return block.mlp.fc1.out_features

@@ -1,0 +1,46 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) in a backbone."""
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualform.attention.core import whole_number
+from dualform.errors import LayerNotFound
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class LoRA(nn.Module):
+    r"""A frozen linear layer with a learned change of low rank: :math:`Wx + \tfrac{\alpha}{r} B A x`. B begins at 0."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(False), alpha / whole_number("rank", rank, 1)
+        self.down = nn.Linear(base.in_features, rank, bias=False).to(base.weight)
+        self.up = nn.Linear(rank, base.out_features, bias=False).to(base.weight)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
+        """What the layer gives, and its change."""
+        return self.base(x) + self.scale * self.up(self.down(x))
+
+
+def with_lora(model: Model, rank: int = 4, *, alpha: float = 8.0, names: Sequence[str] = ("query", "value")) -> Model:
+    """A frozen copy of a model, whose linear layers of these names have a learned change of low rank."""
+    made = copy.deepcopy(model).requires_grad_(False)
+    found = [name for name, each in made.named_modules() if isinstance(each, nn.Linear) and _last(name) in names]
+    if not found:
+        known = sorted({_last(name) for name, each in made.named_modules() if isinstance(each, nn.Linear)})
+        raise LayerNotFound(f"no linear layer is called {list(names)}: there are {known}.")
+    for name in found:
+        base = made.get_submodule(name)
+        assert isinstance(base, nn.Linear)
+        setattr(made.get_submodule(name.rpartition(".")[0]), _last(name), LoRA(base, rank, alpha))
+    return made
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,34 @@
+r"""Which features a head needs: a group lasso over the columns of its weights, and the largest columns.
+
+.. math:: \Omega(W) = \sum_j \lVert W_{:,j} \rVert_2
+
+Reference: Evci et al. (2022), arXiv 2201.03529; as in Tu, Mai, Chao (2023), arXiv 2212.03220.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.errors import SizeError
+
+
+def feature_scores(weight: Float[Tensor, "classes F"]) -> Float[Tensor, " F"]:
+    """How much a head makes of each feature: the norm of its column. A column of zeros has a gradient of zero."""
+    return torch.linalg.vector_norm(weight, dim=0)
+
+
+def group_lasso(weight: Float[Tensor, "classes F"]) -> Float[Tensor, ""]:
+    """The sum of the scores: added to a loss, it draws whole columns to zero. Biases have no part in it."""
+    return feature_scores(weight).sum()
+
+
+def select(weight: Float[Tensor, "classes F"], keep: float) -> Int[Tensor, " k"]:
+    """The features with the largest scores, ⌊keep · F⌋ of them, in their own order."""
+    count = math.floor(keep * weight.shape[1] + 1e-9)  # 0.7 · 10 is a little less than 7
+    if not 0 < keep <= 1 or count < 1:
+        raise SizeError(
+            f"keep={keep} of {weight.shape[1]} features leaves {max(count, 0)}: it must lie in (0, 1] and leave 1."
+        )
+    return feature_scores(weight.detach()).topk(count).indices.sort().values

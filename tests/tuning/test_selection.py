@@ -1,0 +1,122 @@
+"""Which features a head needs, and the schedule of tuning."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dualform.errors import LayerNotFound, SizeError
+from dualform.models import ViT
+from dualform.tuning import (
+    IntermediateProbe,
+    Probe,
+    VisualQueryTuning,
+    feature_scores,
+    group_lasso,
+    scaled_rate,
+    select,
+    trained_parameters,
+    warmup_cosine,
+    with_lora,
+)  # fmt: skip
+
+
+def test_the_schedule_warms_up_and_falls_as_a_cosine():
+    """Check 11."""
+    found = [warmup_cosine(epoch) for epoch in (0, 5, 10, 55, 99)]
+    assert found == pytest.approx([0, 0.5, 1, 0.5, 3.05e-4], abs=1e-6)
+    assert scaled_rate(1.0, 128) == 0.5
+
+
+def test_the_group_lasso_and_its_gradient():
+    """Check 12."""
+    weight = torch.randn(4, 7, dtype=torch.float64)
+    weight[:, 2] = 0
+    weight.requires_grad_()
+    assert float(group_lasso(weight).detach()) == pytest.approx(sum(float(c.norm()) for c in weight.detach().T))
+    (gradient,) = torch.autograd.grad(group_lasso(weight), weight)
+    expected = weight.detach() / weight.detach().norm(dim=0).clamp(min=1e-300)
+    torch.testing.assert_close(gradient, expected)
+    assert not gradient[:, 2].any() and gradient.isfinite().all()
+    others = weight.detach()[:, [0, 1, 3, 4, 5, 6]].requires_grad_()
+    assert torch.autograd.gradcheck(group_lasso, (others,))
+
+
+def test_so_many_features_are_kept_as_were_asked_for():
+    """Check 13: ⌊κF⌋, the largest columns, in their own order."""
+    weight = torch.randn(3, 9984)
+    kept = select(weight, 0.7)
+    assert len(kept) == 6988 and bool((kept.diff() > 0).all())
+    scores = feature_scores(weight)
+    others = torch.ones(9984, dtype=torch.bool)
+    others[kept] = False
+    assert scores[kept].min() >= scores[others].max()
+    assert select(weight, 1.0).tolist() == list(range(9984))
+    assert len(select(torch.ones(2, 10), 0.7)) == 7
+    for keep in (0.0, 1.1, -0.5, 1e-9):
+        with pytest.raises(SizeError, match=f"keep={keep}"):
+            select(weight, keep)
+
+
+def test_the_lasso_finds_the_features_that_carry_the_signal():
+    """Check 13: of 500 features 20 say what the class is; they are found among the 40 largest."""
+    torch.manual_seed(0)
+    x, carrying = torch.randn(1500, 500), torch.randperm(500)[:20]
+    y = (x[:, carrying] @ torch.randn(20, 4)).argmax(1)
+    head = nn.Linear(500, 4)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (F.cross_entropy(head(x), y) + 5e-3 * group_lasso(head.weight)).backward()
+        optimizer.step()
+    found = set(select(head.weight, 0.08).tolist())
+    assert len(found) == 40 and len(found & set(carrying.tolist())) >= 18
+
+
+def some_vit() -> ViT:
+    torch.manual_seed(0)
+    return ViT(16, 8, classes=3, width=16, heads=2, layers=2)
+
+
+def test_a_new_head_sees_the_selected_features_alone():
+    model, x = VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted"), torch.randn(3, 3, 16, 16)
+    chosen = torch.tensor([1, 5, 40])
+    made = model.refit(chosen)
+    assert list(trained_parameters(made)) == ["head.weight", "head.bias"] and made.backbone is model.backbone
+    assert torch.equal(made.features(x), model.features(x)[:, chosen])
+    assert made(x).shape == (3, 4) and made.head.in_features == 3
+    again = VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted").refit(torch.tensor([0, 2, 3]))
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again(x), made(x))
+    whole = model.refit(classes=7)
+    assert whole(x).shape == (3, 7) and torch.equal(whole.features(x), model.features(x))
+
+
+def test_features_of_all_layers():
+    """Four activations a layer, and two beside them; the last is the normalised last token mean."""
+    vit, x = some_vit().eval(), torch.randn(3, 3, 16, 16)
+    model = IntermediateProbe(vit, 4)
+    features = model.features(x)
+    assert features.shape == (3, 2 * 16 + 2 * (3 * 16 + 64)) and not features.requires_grad
+    torch.testing.assert_close(features.norm(dim=1), torch.full((3,), math.sqrt(2 + 4 * 2)))
+    torch.testing.assert_close(features[:, -16:], F.normalize(vit.features(x).mean(1), dim=-1))
+    torch.testing.assert_close(features[:, :16], F.normalize(vit.embed(x).mean(1), dim=-1))
+    assert IntermediateProbe(vit, 4, parts=2).features(x).shape[1] == 2 * features.shape[1]
+    model(x).sum().backward()
+    assert model.head.weight.grad is not None and all(each.grad is None for each in vit.parameters())
+    assert model.refit(torch.tensor([3, 9]))(x).shape == (3, 4)
+
+
+def test_probes_and_fine_tuning():
+    vit, x = some_vit().eval(), torch.randn(3, 3, 16, 16)
+    fine = Probe(vit, 4, detach_backbone=False)
+    fine(x).sum().backward()
+    untouched = {name for name, each in vit.named_parameters() if each.grad is None}
+    assert untouched == {"head.weight", "head.bias"}, "its old head has no part in it"
+    probe = Probe(some_vit(), 4)
+    assert list(trained_parameters(probe)) == ["head.weight", "head.bias"]
+    assert torch.equal(probe.features(x), probe.backbone.features(x)[:, 0])
+    with pytest.raises(LayerNotFound, match=r"no linear layer is called \['q'\]: there are .*'query'"):
+        with_lora(vit, names=["q"])
