@@ -6,11 +6,9 @@ Results are first taken over from the run folders to experiments/attention_svm/r
 made again without the runs. ``--restore`` goes the other way: it makes run folders of what is kept.
 """
 
-import argparse
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+from experiments.page import Page
 from experiments.results import DOCS, table
 
 from . import references
@@ -22,7 +20,7 @@ from .settings import EXPERIMENTS
 from .trained_page import trained
 from .words import figure, number, part, percent, spread
 
-PAGE = DOCS / "results" / "attention-svm.md"
+PAGE = Page(DOCS / "results" / "attention-svm.md", "attention-svm", ARCHIVE)
 PREDICTIONS = {"formula": "both parts", "direction": "direction only", "token": "single token"}
 
 
@@ -430,26 +428,11 @@ training keys and queries apart to the smallest nuclear norm. The solvers and th
 6. All data of E1 to E7 are synthetic and small, as in the released code. The last part, on trained transformers, is ours."""
 
 
-def write(parts: Sequence[Callable[[], str]]) -> None:
-    """Make the page."""
-    machines = sorted({result.files["run"]["machine"] for name in EXPERIMENTS for result in ARCHIVE.kept(name)})
-    end = f"Machine: {'; '.join(machines)}." if machines else ""
-    PAGE.write_text("\n\n".join([HEAD, *(text for each in parts if (text := each())), end]) + "\n")
-
-
 def main() -> None:
     """Collect results, draw figures and write the page, or restore run folders."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--runs", type=Path, default=Path("runs/attention-svm"))
-    options.add_argument("--restore", action="store_true")
-    asked = options.parse_args()
-    if asked.restore:
-        ARCHIVE.restore(asked.runs)
-        return
-    ARCHIVE.collect(asked.runs)
-    draw_all()
-    write([missing, paths, local, outcomes, ranks, nonlinear, quadratic, trained, acceptance, times])
-    print(PAGE)
+    PAGE.main(
+        HEAD, [missing, paths, local, outcomes, ranks, nonlinear, quadratic, trained, acceptance, times], draw_all
+    )
 
 
 if __name__ == "__main__":

@@ -58,8 +58,7 @@ def row(figure: int, width: int, length: int, settings: CostSettings) -> dict[st
         kept = [saved_bytes(each, length, width, fused=fused) for each in (make, base)]
         found["bytes_fused" if fused else "bytes_unfused"] = kept[0] / kept[1]
     x = torch.randn(1, length, width)
-    turns = settings.turns if length * width < 2**20 else 2
-    found["time"] = ratios(timed([work(base(), x), work(make(), x)], turns))[1]
+    found["time"] = ratios(timed([work(base(), x), work(make(), x)], settings.turns))[1]
     grown = [peak_bytes(lambda each=each: unfused_work(each(), x)) for each in (make, base)]
     found["peak_unfused_megabytes"], found["peak_unfused_megabytes_of_base"] = (round(g / 1e6, 1) for g in grown)
     return found

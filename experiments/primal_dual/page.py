@@ -6,24 +6,22 @@ Results are first taken over from the run folders to experiments/primal_dual/res
 without the runs. ``--restore`` goes the other way: it makes run folders of what is kept, so that runs go on from there.
 """
 
-import argparse
 import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from dualform.attention import ATTENTIONS, default_scales, keep_rate
+from dualform.attention import default_scales, keep_rate
+from experiments.page import Page, difference, missing_of, times_of
 from experiments.results import DOCS, spread, table
 
-from . import results
 from .cost import formula_flops
 from .efficiency import FIGURES
-from .results import collect, kept, restore, values
-from .settings import EXPERIMENTS, NETWORKS, ONCE, SERIES, Settings
+from .results import ARCHIVE, kept, values
+from .settings import EXPERIMENTS, FAMILY, NETWORKS, ONCE, SERIES, Settings
 
-PAGE = DOCS / "results" / "primal-dual.md"
+PAGE = Page(DOCS / "results" / "primal-dual.md", "primal-dual", ARCHIVE)
 REAL = (*SERIES, "small-digits", "reviews")
 """Tasks of real data."""
-NAMES = list(ATTENTIONS)
+NAMES = list(FAMILY)
 
 
 def accuracy(task: str, variant: str) -> list[float]:
@@ -68,13 +66,12 @@ def verdict(tasks: Sequence[str]) -> str:
     for name in NAMES[1:]:
         better, worse, alike, gains = [], [], 0, []
         for task in tasks:
-            ours, base = accuracy(task, name), accuracy(task, "softmax")
-            if len(ours) < 2 or len(base) < 2:
+            found = difference(accuracy(task, "softmax"), accuracy(task, name))
+            if found is None:
                 continue
-            gain = statistics.mean(ours) - statistics.mean(base)
-            error = (statistics.variance(ours) / len(ours) + statistics.variance(base) / len(base)) ** 0.5
+            gain, error = found
             gains.append(gain)
-            if abs(gain) <= 2 * error:
+            if abs(gain) <= error:
                 alike += 1
             else:
                 (better if gain > 0 else worse).append(task)
@@ -201,7 +198,7 @@ def efficiency() -> str:
     ]
     for figure, (name, base) in FIGURES.items():
         mine = {(r["width"], r["length"]): r for r in rows if r["figure"] == figure}
-        image = results.ARCHIVE.images / f"efficiency-grid-figure-{figure}.png"
+        image = ARCHIVE.images / f"efficiency-grid-figure-{figure}.png"
         head = ["width", *(f"{n:,}" for n in lengths)]
         cells = [
             [d, *("{flops:.3f} / {bytes_unfused:.3f} / {time:.3f}".format(**mine[d, n]) for n in lengths)]
@@ -267,7 +264,7 @@ def recorded() -> str:
                 name, f"{100 * training['accuracy']:.1f}", f"{worst:.1e}", f"{noise:.1e}" if noise else "–", training["marks"],
                 f"{training['memory_megabytes']:,}", f"{proof['output_error']:.0e}" + ("" if proof["holds"] else " (not shown)"),
             ])  # fmt: skip
-            image = results.ARCHIVE.images / f"recorded-{name}-support.png"
+            image = ARCHIVE.images / f"recorded-{name}-support.png"
             if image.exists():
                 lines = "\n".join(f"- {line}" for head in asked["support"] for line in head[:1])
                 figures.append(
@@ -289,30 +286,6 @@ def recorded() -> str:
         "in each head.",
         *figures,
     ])  # fmt: skip
-
-
-def missing() -> str:
-    """What is not run yet, or not as often as it should be."""
-    short_of = [
-        experiment
-        for experiment, variants in EXPERIMENTS.items()
-        if len(list(kept(experiment))) < len(variants) * (1 if experiment in ONCE else NETWORKS)
-    ]
-    return f"**Not run yet, or in part:** {', '.join(short_of)}." if short_of else ""
-
-
-def times() -> str:
-    """How long it takes."""
-    rows = []
-    for experiment in EXPERIMENTS:
-        seconds = [
-            sum(stage.get("seconds", 0) for name, stage in result.files.items() if name != "run")
-            for result in kept(experiment)
-        ]
-        if seconds:
-            rows.append([f"`dualform reproduce primal-dual/{experiment}`", len(seconds), f"{sum(seconds) / 60:.0f}"])
-    text = "Minutes are of one thread beside other work, all networks together."
-    return "\n\n".join(["## Commands and times", table(["command", "runs", "minutes"], rows), text]) if rows else ""
 
 
 HEAD = """# Attention as a support vector expansion
@@ -337,26 +310,12 @@ as accurate or better, and `sh` is cheaper. The theorem itself is code and tests
 5. Networks are small and trained for minutes on one thread; test accuracy is that of the last update, not the best over training."""
 
 
-def write(parts: Sequence[Callable[[], str]]) -> None:
-    """Make the page."""
-    machines = sorted({result.files["run"]["machine"] for experiment in EXPERIMENTS for result in kept(experiment)})
-    end = f"Machine: {'; '.join(machines)}." if machines else ""
-    PAGE.write_text("\n\n".join([HEAD, *(text for part in parts if (text := part())), end]) + "\n")
-
-
 def main() -> None:
     """Collect results and write the page, or restore run folders."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--runs", type=Path, default=Path("runs/primal-dual"))
-    options.add_argument("--restore", action="store_true")
-    asked = options.parse_args()
-    if asked.restore:
-        restore(asked.runs)
-        return
-    collect(asked.runs)
-    write(
+    PAGE.main(
+        HEAD,
         [
-            missing,
+            lambda: missing_of(ARCHIVE, EXPERIMENTS, lambda name: 1 if name in ONCE else NETWORKS),
             accuracies,
             costs,
             tasks_that_are_made,
@@ -365,10 +324,9 @@ def main() -> None:
             efficiency,
             formula_table,
             recorded,
-            times,
-        ]
+            lambda: times_of(ARCHIVE, EXPERIMENTS, "primal-dual"),
+        ],
     )
-    print(PAGE)
 
 
 if __name__ == "__main__":

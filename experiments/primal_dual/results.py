@@ -5,4 +5,4 @@ from pathlib import Path
 from experiments.results import DOCS, Archive
 
 ARCHIVE = Archive(Path(__file__).parent / "results", DOCS / "images" / "primal-dual")
-collect, restore, kept, values = ARCHIVE.collect, ARCHIVE.restore, ARCHIVE.kept, ARCHIVE.values
+kept, values = ARCHIVE.kept, ARCHIVE.values

@@ -3,9 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dualform.attention import ATTENTIONS
-
-ON_SEQUENCES = [name for name in ATTENTIONS if not name.startswith("conv2d")]
+FAMILY = (
+    *("softmax", "bn", "sh", "bn+sh"),
+    *(f"{kernel}{more}" for kernel in ("linear", "sparse") for more in ("", "-bn", "-sh", "-bn+sh")),
+    *("conv1d", "conv1d+bn", "conv2d", "conv2d+bn"),
+)
+"""The attentions that come of this paper, and those they are compared with."""
+ON_SEQUENCES = [name for name in FAMILY if not name.startswith("conv2d")]
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,13 @@ def ablations(base: Settings) -> dict[str, AnySettings]:
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     **{name: over(Settings(name, epochs=epochs), ON_SEQUENCES) for name, (_, epochs) in SERIES.items()},
-    "small-digits": over(DIGITS, list(ATTENTIONS)),
+    "small-digits": over(DIGITS, list(FAMILY)),
     "listops": over(LISTOPS, ON_SEQUENCES),
     "reviews": over(TEXT, ON_SEQUENCES),
     "needle": over(NEEDLE, ON_SEQUENCES, scales=(1, 1, 2, 4)),
     "ablations-needle": ablations(NEEDLE),
     "ablations-natops": ablations(Settings("natops", heads=4, epochs=60)),
-    "recorded": over(replace(DIGITS, epochs=0, updates=600), list(ATTENTIONS)),
+    "recorded": over(replace(DIGITS, epochs=0, updates=600), list(FAMILY)),
     "efficiency": {"grid": CostSettings()},
     "updates": {"all": UpdateSettings((*SERIES, "small-digits", "listops", "reviews"))},
 }

@@ -194,7 +194,7 @@ def test_a_run_gives_the_same_numbers_again(out, tmp_path):
 def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, tmp_path, monkeypatch):
     monkeypatch.setattr(results.ARCHIVE, "results", tmp_path / "results")
     monkeypatch.setattr(results.ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
     monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
     page.main()
     text = (tmp_path / "page.md").read_text()
@@ -252,7 +252,7 @@ def test_enough_trials_are_accepted():
 
 def test_the_page_shows_what_is_kept():
     """The page was made of these results: made again it is the same."""
-    given, text = results.found("local", "cross-decay"), page.PAGE.read_text()
+    given, text = results.found("local", "cross-decay"), page.PAGE.file.read_text()
     assert given is not None
     for trained in ("W", "KQ"):
         for norm in ("frobenius", "nuclear"):
