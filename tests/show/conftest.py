@@ -50,7 +50,7 @@ def recorded(tmp_path_factory) -> Recorded:
 
 def few_steps(model: nn.Module, path: Path, inputs: tuple[Tensor, ...], labels: Tensor, steps: int = 12) -> Path:
     """Train on a few batches, recorded."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
     with record(model, optimizer, path, dtype="float32", progress=False) as tape:
         for step in range(steps):
             index = torch.arange(5 * step, 5 * step + 5) % len(labels)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few_steps, series_model, some_series
+from conftest import few_steps, series_model, some_pictures, some_series
 from serving import serving
 from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, Heads, build
 from dualform.errors import QueryError
 from dualform.explain import open_memory
-from dualform.models import TransformerLM
+from dualform.models import TransformerLM, ViT
 from dualform.show.examples import Examples
 from dualform.show.examples.vocabulary import Words
 from dualform.show.views.attention import Looking, attention
@@ -21,6 +21,7 @@ from dualform.show.views.heads import see
 from dualform.show.views.prediction import Prediction
 from dualform.show.views.render import as_plain
 from dualform.show.views.support import members
+from dualform.tuning import VisualQueryTuning
 
 FOURTH = Place("test", 4)
 
@@ -99,9 +100,14 @@ def test_of_several_calls_the_last_one_is_seen(tmp_path):
     view = attention(explorer, FOURTH, Looking("ours", token=12))
     assert view.support is not None and view.looks == pytest.approx(seen.weights.mean(0)[12].tolist())
     assert len(view.tokens) == 9 and len(view.queries) == 16 and view.tokens[3] == "token 3"
+    assert view.calls == ["16 tokens, themselves", "16 tokens, 9 others"] and view.looking.call == 1
+    first = attention(explorer, FOURTH, Looking("ours", call=0))
+    assert len(first.tokens) == 16 and first.looking.token == 15 and not torch.tensor(first.weights).triu(1).any()
+    with pytest.raises(QueryError, match="call 2 of this attention layer is not there: it was called 2 times"):
+        attention(explorer, FOURTH, Looking("ours", call=2))
     with serving(explorer) as served:  # one looks from another sequence than one looks at
         page = served.get("/attention/test/4?layer=ours&token=12")
-        assert page.status == 200 and "token=3" not in page.text and "seen from token 12" in page.text
+        assert page.status == 200 and "token=3" not in page.text and "seen from query token 12" in page.text
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "band"])
@@ -181,6 +187,30 @@ def test_the_class_token_looks_at_patches(patches_explorer):
     assert all(sum(line) == pytest.approx(1.0) for line in view.weights)
     assert view.support is not None and {len(each.tokens) for each in view.support.largest} == {1}
     assert all(each.name == view.tokens[each.tokens[0]] for each in view.support.largest)
+
+
+def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path):
+    """Beside the tokens themselves; the backbone is frozen, so it is the head that recalls."""
+    torch.manual_seed(0)
+    model = VisualQueryTuning(ViT(12, 3, channels=1, classes=3, width=8, heads=2, layers=2), 3, tokens=4)
+    pictures, labels = some_pictures()
+    few_steps(model, tmp_path / "memory", (pictures,), labels, 3)
+    examples = Examples(pictures, labels)
+    explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
+    view = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", head=1, token=2))
+    assert view.calls == ["17 tokens, themselves", "4 tokens, 17 others"] and view.looking.call == 1
+    assert view.patches == 4 and len(view.queries) == 4 and view.queries[2] == "query token 2"
+    with torch.no_grad():
+        block: Any = model.backbone.blocks[1]
+        before = model.states(pictures[4:5])[:, 1]
+        expected = block.attn.weights(block.norm1(model.queries[1:2]), block.norm1(before))[0, 1, 2]
+    assert view.looks == pytest.approx(expected.tolist(), abs=1e-5)
+    assert view.support is not None and isinstance(view.recalled, Prediction) and view.looking.recalled == "head"
+    own = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", call=0))
+    assert own.looking.token == 0 and own.queries[0] == "the class token"
+    with serving(explorer) as served:
+        page = served.get("/attention/test/4?layer=backbone.blocks.1.attn&token=2")
+        assert page.status == 200 and "4 tokens, 17 others" in page.text and "query token 2" in page.text
 
 
 def test_a_text_is_seen_from_its_last_token_and_words_name_its_windows(tmp_path):

@@ -62,7 +62,7 @@ def concatenated(model: VisualQueryTuning, x: Tensor) -> Tensor:
     return model.head(torch.cat([F.normalize(each, dim=-1) for each in found], -1))
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
+def gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad.clone()
 

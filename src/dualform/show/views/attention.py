@@ -34,6 +34,8 @@ class Looking:
     token: int | Literal["all"] | None = None
     recalled: str | None = None
     by: By = "adds"
+    call: int | None = None
+    """Which call of a layer that is called more than once in a pass; None for the last."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Attention(AtPlace):
 
     layers: list[str]
     looking: Looking
+    calls: list[str]
+    """What each call of the layer was: query tokens of a tuned backbone ask beside the tokens themselves."""
     heads: int
     weights: list[list[float]]
     looks: list[float]
@@ -64,13 +68,14 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
     explorer.need(place)
     layer = _layer(explorer, looking.layer)
     with explorer.lock:
-        seen = see(explorer.model, attention_layers(explorer.model)[layer], explorer.memory, explorer.input(place))
+        module = attention_layers(explorer.model)[layer]
+        seen = see(explorer.model, module, explorer.memory, explorer.input(place), looking.call)
     count, n, m = seen.weights.shape
     if max(n, m) > MOST:
         raise QueryError(f"attention over {max(n, m)} tokens is more than a page can show ({MOST}).")
     shown, head = explorer.shown(place), looking.head
     side = side_of(m) if shown.kind == "image" else 0
-    token = _token(looking.token, seen, m > side * side > 0)
+    token = _token(looking.token, seen, n == m > side * side > 0)
     if (head is not None and not 0 <= head < count) or not (token == "all" or -n <= token < n):
         raise QueryError(f"there is no head {head} with token {token}: there are {count} heads and {n} tokens.")
     token = token if token == "all" else token % n
@@ -80,12 +85,13 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
     return Attention(
         **explorer.about(place),
         layers=list(attention_layers(explorer.model)),
-        looking=Looking(layer, head, token, recalled, looking.by),
+        looking=Looking(layer, head, token, recalled, looking.by, seen.call),
+        calls=list(seen.calls),
         heads=count,
         weights=weights.tolist(),
         looks=(weights[seen.asked].mean(0) if token == "all" else weights[token]).tolist(),
         tokens=[names.key(i) for i in range(m)],
-        queries=[names([i]) if n == m else f"token {i}" for i in range(n)],
+        queries=[names([i]) if n == m else f"query token {i}" for i in range(n)],
         patches=side,
         support=_support(seen, head, token, looking.by, names),
         projections=inside,
@@ -155,8 +161,12 @@ def _support(seen: Seen, head: int | None, token: int | Literal["all"], by: By, 
 
 
 def _recalled(explorer: Explorer, layer: str, wanted: str | None) -> tuple[str | None, list[str]]:
-    """The projection that recalls, by default the one that merges the heads, and all that could."""
+    """The projection that recalls, by default the one that merges the heads, and all that could.
+
+    Where none inside the layer was recorded, as in a frozen backbone, the last layer of the network does.
+    """
     inside = [name for name in explorer.layers if name == layer or name.startswith(f"{layer}.")]
+    inside = inside or list(explorer.layers)[-1:]
     if wanted is not None and wanted not in inside:
         raise QueryError(f"'{wanted}' is not recorded inside '{layer}': there are {inside}.")
     merging = [name for name in inside if name.endswith((".out", ".out_proj"))]

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -22,9 +22,10 @@ AGREE = 1e-4
 
 @dataclass(frozen=True)
 class Seen:
-    """The last call of an attention layer in a forward pass.
+    """One call of an attention layer in a forward pass.
 
-    ``layer`` is the layer with the weights of that pass; None for one of torch that ours cannot stand for.
+    ``layer`` is the layer with the weights of that pass; None for one of torch that ours cannot stand for. ``calls``
+    says what each call in the pass was, ``call`` which of them this is.
     """
 
     weights: Float[Tensor, "H k l"]
@@ -34,6 +35,8 @@ class Seen:
     context: Float[Tensor, "1 m D"] | None = None
     padding: Bool[Tensor, "1 _"] | None = None
     causal: bool = False
+    calls: tuple[str, ...] = ()
+    call: int = 0
 
     @property
     def asked(self) -> Bool[Tensor, " k"]:
@@ -56,8 +59,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: each for name, each in model.named_modules() if isinstance(each, Heads | nn.MultiheadAttention)}
 
 
-def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any) -> Seen:
-    """The last call of a layer in one forward pass with the memory's weights."""
+def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any, call: int | None = None) -> Seen:
+    """A call of a layer, by default the last, in one forward pass with the memory's weights."""
     calls: list[tuple[Mapping[str, Any], Any]] = []
 
     def note(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
@@ -73,10 +76,23 @@ def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any) -> Seen:
             handle.remove()
     if not calls:
         raise QueryError("this attention layer was not used in the forward pass.")
+    call = len(calls) - 1 if call is None else call
+    if not 0 <= call < len(calls):
+        raise QueryError(f"call {call} of this attention layer is not there: it was called {len(calls)} times.")
     with torch.no_grad(), swapped(model, memory.weights_for(model) or {}):
-        return (
-            _of_torch(layer, *calls[-1]) if isinstance(layer, nn.MultiheadAttention) else _of_ours(layer, calls[-1][0])
-        )
+        given, output = calls[call]
+        of_torch = isinstance(layer, nn.MultiheadAttention)
+        seen = _of_torch(layer, given, output) if of_torch else _of_ours(layer, given)
+    return replace(seen, calls=tuple(_told(each) for each, _ in calls), call=call)
+
+
+def _told(given: Mapping[str, Any]) -> str:
+    """What a call was: which tokens asked which."""
+    asking = given["query"] if "query" in given else given["x"]
+    other = given.get("key", given.get("context"))
+    if other is None or other is asking:
+        return f"{asking.shape[-2]} tokens, themselves"
+    return f"{asking.shape[-2]} tokens, {other.shape[-2]} others"
 
 
 def _of_ours(layer: nn.Module, given: Mapping[str, Any]) -> Seen:

@@ -100,7 +100,7 @@ class Pages:
         looking = Looking(
             layer=fields.text("layer"), head=fields.number("head"),
             token="all" if fields.text("token") == "all" else fields.number("token"), recalled=fields.text("recalled"),
-            by=fields.one_of("by", get_args(By)) or "adds",
+            by=fields.one_of("by", get_args(By)) or "adds", call=fields.number("call"),
         )  # fmt: skip
         return self._page(request, "attention.html", "Attention", attention(self.explorer, place, looking))
 
