@@ -92,6 +92,10 @@ def test_no_member_adds_a_parameter(name):
     """B11."""
     count = sum(p.numel() for p in layer(name).parameters())
     kernels = 3 * 12 if name.startswith("conv1d") else 0
+    if name in ("mdha", "relative-conv"):  # three convolutions, with three taps and a bias for each number of a head
+        kernels += 3 * 3 * 4
+    if name.startswith("relative"):  # a vector and a number for each offset, u, and no bias of queries and keys
+        kernels += 1024 * (12 + 4) + 12 - 2 * 12
     assert count == sum(p.numel() for p in nn.MultiheadAttention(12, 4).parameters()) + kernels
 
 

@@ -38,7 +38,7 @@ def see_that_they_are(sights: list[Sight], weights: Tensor, space: str, within: 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", [name for name in ATTENTIONS if not name.startswith(("linear", "conv2d"))])
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if not name.startswith(("linear", "conv2d", "relative"))])
 def test_the_matrix_of_a_head_gives_its_weights(name, causal):
     """Check 22, biases included. In the space of the model where one matrix does it, else in that of the head."""
     options: dict[str, Any] = {"one_sided": True} if name.startswith("conv1d") else {}
@@ -64,6 +64,12 @@ def test_the_matrix_of_a_head_gives_its_weights(name, causal):
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.startswith("linear")])
 def test_linear_attention_is_refused_by_name(name):
     with pytest.raises(QueryError, match="linear kernel"):
+        look(build(name, 16, 4), {"x": torch.randn(1, 5, 16)})
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.startswith("relative")])
+def test_positions_in_the_scores_are_refused_by_name(name):
+    with pytest.raises(QueryError, match=r"Relative\w+ adds something of its own to its logits \(positions\)"):
         look(build(name, 16, 4), {"x": torch.randn(1, 5, 16)})
 
 

@@ -5,12 +5,17 @@ width of a token (H·d). ``padding`` is True at tokens that are not there, as in
 a query.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from dualform.errors import SizeError
+
+Choice = TypeVar("Choice", bound=str)
 
 
 def split_heads(x: Float[Tensor, "b n D"], heads: int) -> Float[Tensor, "b H n d"]:
@@ -31,17 +36,30 @@ def attend(
 
     .. math:: h_i = \sum_j \mathrm{softmax}_j(q_i^\top k_j/\sqrt d)\, v_j
 
-    ``hidden`` is True where a query does not see a key. A query that sees no key at all gives zeros.
+    ``hidden`` is True where a query does not see a key. A query that sees no key at all gives zeros. Where it is
+    ``causal`` the queries are the last of the tokens.
     """
-    if hidden is None:
+    n, m = q.shape[-2], k.shape[-2]
+    if hidden is None and (n == m or not causal):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
     if causal:
-        n, m = q.shape[-2], k.shape[-2]
-        hidden = hidden | torch.ones(n, m, dtype=torch.bool, device=q.device).triu(1)
+        later = torch.ones(n, m, dtype=torch.bool, device=q.device).triu(1 + m - n)
+        hidden = later if hidden is None else hidden | later
+    assert hidden is not None
     blind = hidden.all(-1, keepdim=True)
     mask = q.new_zeros(()).masked_fill(hidden & ~blind, -torch.inf)
     found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return found.masked_fill(blind, 0.0)
+
+
+def softmax_of_seen(
+    logits: Float[Tensor, "*b n m"], hidden: Bool[Tensor, "*#b #n m"] | None
+) -> Float[Tensor, "*b n m"]:
+    """Softmax over the keys that are not hidden; zeros for a query that sees none."""
+    if hidden is None:
+        return logits.softmax(-1)
+    blind = hidden.all(-1, keepdim=True)
+    return logits.masked_fill(hidden & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
 
 
 def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -49,8 +67,13 @@ def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def see_that_they_fit(x: Tensor, context: Tensor, padding: Tensor | None, width: int, causal: bool) -> None:
-    """Sequences of tokens of one width, as many of each as there are in the batch, and a mask for those attended to."""
+def see_that_they_fit(
+    x: Tensor, context: Tensor, padding: Tensor | None, width: int, causal: bool, segments: bool = False
+) -> None:
+    """Sequences of tokens of one width, as many of each as there are in the batch, and a mask for those attended to.
+
+    Causal attention is of a sequence to itself or, where a layer takes ``segments``, of its end to all of it.
+    """
     for name, each in (("x", x), ("context", context)):
         if each.ndim != 3 or each.shape[-1] != width or each.shape[1] == 0:
             raise SizeError(
@@ -64,9 +87,10 @@ def see_that_they_fit(x: Tensor, context: Tensor, padding: Tensor | None, width:
             f"padding is {padding.dtype} of {tuple(padding.shape)}, and must be bool of {(batch, tokens)}: True at the "
             "tokens attended to that are not there."
         )
-    if causal and x.shape[1] != tokens:
+    if causal and (x.shape[1] > tokens if segments else x.shape[1] != tokens):
+        whose = "a sequence, or of its end," if segments else "a sequence"
         raise SizeError(
-            f"causal attention is of a sequence to itself, but there are {x.shape[1]} queries and {tokens} keys."
+            f"causal attention is of {whose} to itself, but there are {x.shape[1]} queries and {tokens} keys."
         )
 
 
@@ -83,3 +107,10 @@ def exact_ratio(what: str, value: int, by: str, count: int) -> int:
         known = [i for i in range(1, max(1, value) + 1) if value % i == 0]
         raise SizeError(f"{what}={value} must be a multiple of {by}={count}; divisors of {value} are {known}.")
     return value // count
+
+
+def chosen(name: str, value: Choice, among: Sequence[Choice]) -> Choice:
+    """One of a few words."""
+    if value not in among:
+        raise SizeError(f"{name}={value!r} is not known; choose {' or '.join(map(repr, among))}.")
+    return value

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .core import wide
+from .core import softmax_of_seen, wide
 from .norm import KeyNorm, Statistics
 from .pairs import Pairs
 
@@ -55,11 +55,7 @@ class Expansion:
         """How much each query attends to each key: lines sum to 1, or are zero where no key is seen."""
         q, k = (wide(each) for each in (self.queries, self.keys))
         if self.kernel == "exp":
-            logits = products(q, k) / math.sqrt(q.shape[-1])
-            if self.hidden is None:
-                return logits.softmax(-1)
-            blind = self.hidden.all(-1, keepdim=True)
-            return logits.masked_fill(self.hidden & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+            return softmax_of_seen(products(q, k) / math.sqrt(q.shape[-1]), self.hidden)
         scores = products(query_features(q), feature_map(k))
         if self.hidden is not None:
             scores = scores.masked_fill(self.hidden, 0.0)

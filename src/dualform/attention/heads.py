@@ -1,7 +1,7 @@
 """Heads: what each gives is merged by one last projection. How they weigh what they see is their kernel's affair."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
+from .cache import Cache
 from .core import exact_ratio, merge_heads, see_that_they_fit, split_heads
 from .expansion import Expansion
 from .norm import KeyNorm
@@ -48,6 +49,8 @@ class Heads(nn.Module):
     """
 
     out: nn.Linear
+    segments: ClassVar[bool] = False
+    """Whether causal queries may be the end of what is attended to: a segment that follows on what is remembered."""
 
     def __init__(
         self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0
@@ -64,7 +67,11 @@ class Heads(nn.Module):
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
         causal: bool = False,
     ) -> Float[Tensor, "b n D"]:  # fmt: skip
-        """Attend from each token of ``x`` to those of ``context`` (None: of ``x`` itself)."""
+        """Attend from each token of ``x`` to those of ``context`` (None: of ``x`` itself).
+
+        A layer that takes ``segments`` may be causal where ``x`` is the end of a longer context, as in
+        ``layer(x, torch.cat([memory, x], 1), causal=True)``.
+        """
         return self.out(merge_heads(self.head_outputs(x, context, padding=padding, causal=causal)))
 
     def head_outputs(
@@ -104,35 +111,71 @@ class Heads(nn.Module):
 
     def extra_repr(self) -> str:
         """Width, heads and kernel."""
-        return f"{self.width}, {self.heads}, kernel={self.kernel}, dropout={self.dropout}"
+        kernel = type(self.kernel).__name__ if isinstance(self.kernel, nn.Module) else self.kernel
+        return f"{self.width}, {self.heads}, kernel={kernel}, dropout={self.dropout}"
 
     def _blanked(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
         """The groups, with tokens that are not there blanked out: whatever they hold changes nothing."""
         other = x if context is None else context
-        see_that_they_fit(x, other, padding, self.width, causal)
+        see_that_they_fit(x, other, padding, self.width, causal, self.segments)
         if padding is None:
             return self.groups(x, other, None, causal)
         blanked = other.masked_fill(padding.unsqueeze(-1), 0.0)
         return self.groups(blanked if other is x else x, blanked, padding, causal)
 
 
+Projected = tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]
+"""Queries, keys and values of all heads."""
+Before = tuple[Float[Tensor, "b _ D"], ...]
+"""Of queries, keys and values what the next token is mixed with."""
+
+
 class MultiHead(Heads):
-    """Heads with one projection each for queries, keys and values, which all see all tokens."""
+    """Heads with one projection each for queries, keys and values, which all see all tokens.
+
+    ``bias`` is for all projections, without ``qk_bias`` for values and the last one alone.
+    """
 
     def __init__(
         self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool = True, qk_bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, kernel, norm=norm, dropout=dropout)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=bias) for _ in range(4))
+        biases = (bias and qk_bias, bias and qk_bias, bias, bias)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=each) for each in biases)
 
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """All heads together."""
         q, k, v = (split_heads(each, self.heads) for each in self.projected(x, context, padding, causal))
         yield Group(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, padding, causal))
 
-    def projected(
-        self, x: Tensor, context: Tensor, padding: Padding, causal: bool
-    ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
+    def projected(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Projected:
         """Queries, keys and values."""
         return self.query(x), self.key(context), self.value(context)
+
+    def step(
+        self, x: Float[Tensor, "b n D"], cache: Cache | None = None
+    ) -> tuple[Float[Tensor, "b n D"], Cache]:  # fmt: skip
+        """What causal attention gives the next tokens, one or more, after those of the cache; and the cache with them.
+
+        ``y, cache = layer.step(x[:, :1])``, then ``layer.step(x[:, 1:2], cache)``, … is ``layer(x, causal=True)``.
+        """
+        if not self.segments:
+            raise SizeError(
+                f"a {type(self).__name__} cannot go on from a cache: what a token sees is not made of single keys. "
+                "Layers that can have segments=True."
+            )
+        see_that_they_fit(x, x, None, self.width, True)
+        if cache is not None and len(cache.k) != len(x):
+            raise SizeError(f"x has a batch of {len(x)}, and the cache one of {len(cache.k)}.")
+        projected, before = self.continued(x, () if cache is None else cache.before)
+        q, k, v = (split_heads(each, self.heads) for each in projected)
+        if cache is not None:
+            k, v = torch.cat([cache.k, k], -2), torch.cat([cache.v, v], -2)
+        pairs = Pairs(k, v, Windows(k.shape[-2]), causal=True)
+        found = self.kernel.outputs(q, pairs, self.norm, self.dropout if self.training else 0.0)
+        return self.out(merge_heads(found)), Cache(k, v, before)
+
+    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+        """Queries, keys and values of new tokens, and what is to be known for those that follow."""
+        return self.projected(x, x, None, True), ()

@@ -37,8 +37,12 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
             f"a layer of width {layer.width} with {layer.heads} heads cannot take the weights of a "
             f"{type(other).__name__} of width {width} with {heads} heads."
         )
-    if layer.out.bias is None and any(each.bias is not None and bool(each.bias.any()) for each in theirs.values()):
-        raise SizeError("the weights have a bias that is not zero, and the layer has none: build it with bias=True.")
+    for name, (_, bias) in theirs.items():
+        if bias is not None and bool(bias.any()) and not _has_bias(layer.get_submodule(name)):
+            how = "bias=True" if layer.out.bias is None else "qk_bias=True"
+            raise SizeError(
+                f"the weights of '{name}' have a bias that is not zero, and the layer's none: build it with {how}."
+            )
     for name, (weight, bias) in theirs.items():
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         mine = layer.get_submodule(name)
@@ -83,6 +87,10 @@ def _whole(layer: Heads, module: nn.Module) -> Projection:
 def _rows(layer: ScaledHeadAttention, parts: list[Tensor]) -> Tensor:
     """Rows of the heads of each scale, as they are head by head."""
     return torch.cat(parts).unflatten(0, (layer.heads, layer.size))[layer.order].flatten(0, 1)
+
+
+def _has_bias(module: nn.Module) -> bool:
+    return any(name.endswith("bias") for name, _ in module.named_parameters())
 
 
 def _fill(module: nn.Module, weight: Tensor, bias: Tensor) -> None:

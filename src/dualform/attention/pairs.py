@@ -52,17 +52,18 @@ class Pairs:
         return self._tokens(self.windows.first if self.windows.pool == "stride" else self.windows.last)
 
     def late(self, first: int, last: int, windows: int) -> Bool[Tensor, "n w"]:
-        """Which of the first windows are not complete yet, for the queries from the first to before the last."""
+        """Which of the first windows are not complete yet, for queries from the first place to before the last."""
         late = self.windows.end[:windows] > np.arange(first, last)[:, None]
         return torch.from_numpy(late).to(self.k.device)
 
     def hidden(self, n: int) -> Bool[Tensor, "#b 1 n m"] | None:
-        """Which keys each of n queries does not see; None where all see all."""
+        """Which keys each of n queries does not see; None where all see all. The queries are the last n tokens."""
         if not self.causal and self.empty is None:
             return None
         count, device = self.k.shape[-2], self.k.device
-        hidden = self.late(0, n, count) if self.causal else torch.zeros(n, count, dtype=torch.bool, device=device)
-        hidden = hidden[None, None]
+        end = self.windows.tokens
+        late = self.late(end - n, end, count) if self.causal else torch.zeros(n, count, dtype=torch.bool, device=device)
+        hidden = late[None, None]
         if self.empty is not None:
             hidden = hidden | self.empty[:, None, None, :]
         if self.own is not None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -68,6 +69,8 @@ class SoftmaxAttention(MultiHead):
     As a support vector expansion (Nguyen et al. 2023, arXiv 2406.13781, Theorem 1) the keys are training inputs and the
     values their dual variables.
     """
+
+    segments: ClassVar[bool] = True
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
         super().__init__(width, heads, Softmax(), dropout=dropout, bias=bias)

@@ -13,6 +13,8 @@ from dualform.errors import UnknownLayer
 from .batchnorm import BatchNormAttention
 from .conv import ConvAttention
 from .linear import Linear, LinearAttention
+from .relative import RelativeAttention
+from .relative_conv import ConvolvedAttention, RelativeConvAttention
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import Sparse, SparseAttention
@@ -43,6 +45,9 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "conv1d+bn": partial(ConvAttention, axes=1, normalise=True),
     "conv2d": partial(ConvAttention, axes=2),
     "conv2d+bn": partial(ConvAttention, axes=2, normalise=True),
+    "mdha": ConvolvedAttention,
+    "relative": RelativeAttention,
+    "relative-conv": RelativeConvAttention,
 }
 """By name. All take (width, heads, **options) and are called with (x, context=None, *, padding=None, causal=False)."""
 
@@ -65,6 +70,7 @@ def options_of(name: str) -> list[str]:
         layer, own = (layer.args[0], PATTERN) if layer.func is _sparse else (layer.func, own)
     own = PATTERN if layer is SparseAttention else own
     taken = [each.name for each in inspect.signature(layer).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    hidden = given | (set() if isinstance(layer, type) and issubclass(layer, ConvAttention) else {"kernel"})
+    sized = isinstance(layer, type) and issubclass(layer, ConvAttention | ConvolvedAttention)
+    hidden = given | {"weigh" if sized else "kernel"}  # of convolutions it is their size
     hidden |= set() if "+" in name or name.endswith("bn") else {"normalise", "beta", "use_var", "eps"}
     return [*own, *(option for option in taken if option not in hidden)]

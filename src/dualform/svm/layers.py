@@ -78,6 +78,11 @@ def _of_expansion(
             f"this {type(layer).__name__} has a linear kernel: its weights are no softmax of logits, so no matrix "
             "separates tokens in it. svm.support_vectors says which tokens carry it."
         )
+    if each.keys.ndim > 4:
+        raise QueryError(
+            f"this {type(layer).__name__} adds something of its own to its logits (positions): they are not those of "
+            "one query-key matrix. svm.support_vectors says which tokens carry it."
+        )
     q, k = _double(each.queries), _double(each.keys)
     hidden = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
     hidden = hidden if each.hidden is None else hidden | each.hidden.cpu()

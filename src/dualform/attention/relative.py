@@ -1,0 +1,93 @@
+r"""Relative attention: what a query gives a key also depends on how far it is away (RMHA).
+
+.. math:: s_{ij} = \frac{(q_i + u)^\top k_j + q_i^\top R_\delta + S_\delta}{\sqrt d},\qquad \delta = j - (m - n + i)
+
+The n queries are the last n of the m tokens attended to, so ``layer(x, torch.cat([memory, x], 1), causal=True)`` is a
+segment that follows on what is remembered. R, S and u are learned, for each head (Dai et al. 2019, Transformer-XL,
+arXiv 1901.02860; tables in place of sinusoids as in the released code of Sugiharto et al. 2023, arXiv 2308.03429).
+"""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .core import chosen, exact_ratio, softmax_of_seen
+from .expansion import Expansion
+from .heads import MultiHead
+from .norm import KeyNorm
+from .pairs import Pairs
+from .positions import SinusoidPositions, TablePositions, one_for_all, shifted
+
+PositionName = Literal["table", "sinusoid"]
+
+
+class RelativeSoftmax(nn.Module):
+    """Softmax over relative scores: a kernel with parameters. All begin at zero, so at first it is a plain softmax.
+
+    As a support vector expansion each query has keys of its own, [k_j; R_δ; S_δ] for the query [q_i + u; q_i; 1].
+    """
+
+    def __init__(self, width: int, heads: int, *, pos: PositionName = "table", reach: int = 512) -> None:
+        super().__init__()
+        self.heads, self.size = heads, exact_ratio("width", width, "heads", heads)
+        self.u = nn.Embedding(1, width)
+        nn.init.zeros_(self.u.weight)
+        table = chosen("pos", pos, ("table", "sinusoid")) == "table"
+        self.position = TablePositions(width, heads, reach) if table else SinusoidPositions(width, heads)
+
+    def outputs(
+        self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
+    ) -> Float[Tensor, "b h n e"]:
+        """All scores, then their softmax: torch's fused kernel has no gradient for what is added to scores."""
+        logits = self.scores(q, pairs.k, causal=pairs.causal) / math.sqrt(self.size)
+        weights = softmax_of_seen(logits, pairs.hidden(q.shape[-2]))
+        return F.dropout(weights, dropout, dropout > 0) @ pairs.v
+
+    def scores(
+        self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], *, causal: bool = False
+    ) -> Float[Tensor, "b h n m"]:
+        """Before they are divided by √d. Those of later keys are nothing in particular where it is ``causal``."""
+        n, m = q.shape[-2], k.shape[-2]
+        vectors, numbers = self.position(len(q), -m, 1 if causal else n)
+        far = q @ vectors.mT + numbers.unsqueeze(-2)  # b h n c
+        return (q + self._u(q)) @ k.mT + shifted(far, m)
+
+    def expansion(
+        self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
+    ) -> Expansion:
+        """The same without the shift: [q + u; q; 1], as long as its own √ asks for, and all keys of all queries."""
+        n, m = q.shape[-2], pairs.k.shape[-2]
+        vectors, numbers = self.position(len(q), -m, n)
+        column = n - torch.arange(n).unsqueeze(-1) + torch.arange(m)  # n m
+        there = pairs.k.unsqueeze(-3).expand(-1, -1, n, -1, -1)
+        keys = torch.cat([there, vectors[:, :, column], numbers[:, :, column].unsqueeze(-1)], -1)
+        queries = torch.cat([q + self._u(q), q, torch.ones_like(q[..., :1])], -1)
+        return Expansion(
+            heads, "exp", queries * math.sqrt(keys.shape[-1] / self.size), keys, pairs.hidden(n), pairs
+        )  # fmt: skip
+
+    def _u(self, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h 1 d"]:
+        return one_for_all(self.u, len(q), self.heads)
+
+
+class RelativeAttention(MultiHead):
+    """Multi-head attention with relative positions in its scores, so it needs no others.
+
+    ``pos`` is "table", a free vector and number for every offset up to ``reach`` tokens away, or "sinusoid", those of
+    Transformer-XL. Queries count as the last of the tokens attended to, also where it is not causal and where there are
+    fewer of these than queries: then the first queries stand before them. Queries and keys have no bias unless
+    ``qk_bias``: u and S do what theirs would.
+    """
+
+    segments: ClassVar[bool] = True
+
+    def __init__(
+        self, width: int, heads: int, *, pos: PositionName = "table", reach: int = 512, dropout: float = 0.0,
+        bias: bool = True, qk_bias: bool = False,
+    ) -> None:  # fmt: skip
+        kernel = RelativeSoftmax(width, heads, pos=pos, reach=reach)
+        super().__init__(width, heads, kernel, dropout=dropout, bias=bias, qk_bias=qk_bias)
