@@ -4,6 +4,7 @@ from .block import Block
 from .classifier import SequenceClassifier, SeriesClassifier, TextClassifier
 from .lstm import LSTMLanguageModel
 from .mlp import MLP
+from .segments import SegmentLM, noam
 from .transformer import TransformerLM
 from .vit import ViT
 
@@ -11,9 +12,11 @@ __all__ = [
     "MLP",
     "Block",
     "LSTMLanguageModel",
+    "SegmentLM",
     "SequenceClassifier",
     "SeriesClassifier",
     "TextClassifier",
     "TransformerLM",
     "ViT",
+    "noam",
 ]

@@ -1,22 +1,27 @@
 """A transformer block with any attention of the table. Its parts have the names that timm gives them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dualform.attention import build
+from dualform.attention import Heads, build
 from dualform.attention.pairs import Padding
 from dualform.errors import SizeError
 
+Activation = Literal["gelu", "relu"]
+
 
 class Feedforward(nn.Module):
-    """Two linear layers with a GELU between them, token by token."""
+    """Two linear layers with a GELU (or a ReLU) between them, token by token."""
 
-    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, activation: Activation = "gelu") -> None:
         super().__init__()
-        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+        if activation not in ("gelu", "relu"):
+            raise SizeError(f"activation={activation!r} is not known; choose 'gelu' or 'relu'.")
+        act = nn.GELU() if activation == "gelu" else nn.ReLU()
+        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), act, nn.Linear(hidden, width)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
@@ -33,19 +38,30 @@ class Block(nn.Module):
 
     def __init__(
         self, width: int, heads: int, hidden: int, *, attention: str = "softmax", dropout: float = 0.0,
-        attention_dropout: float = 0.0, norm_eps: float = 1e-5, **options: Any,
+        attention_dropout: float = 0.0, norm_eps: float = 1e-5, activation: Activation = "gelu", **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, norm_eps), nn.LayerNorm(width, norm_eps)
         self.attn = build(attention, width, heads, dropout=attention_dropout, **options)
-        self.mlp = Feedforward(width, hidden, dropout)
+        self.mlp = Feedforward(width, hidden, dropout, activation)
         self.drop = nn.Dropout(dropout)
 
+    @property
+    def takes_memory(self) -> bool:
+        """Whether its attention may see more than the tokens it is given."""
+        return isinstance(self.attn, Heads) and self.attn.segments
+
     def forward(
-        self, x: Float[Tensor, "b n D"], *, padding: Padding = None, causal: bool = False
-    ) -> Float[Tensor, "b n D"]:
-        """The tokens after this block."""
-        x = x + self.drop(self.attn(self.norm1(x), padding=padding, causal=causal))
+        self, x: Float[Tensor, "b n D"], *, memory: Float[Tensor, "b m D"] | None = None, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b n D"]:  # fmt: skip
+        """The tokens after this block. ``memory`` are tokens before them, which are seen behind the same normalisation.
+
+        ``padding`` is then of both.
+        """
+        near = self.norm1(x)
+        context = None if memory is None else torch.cat([self.norm1(memory), near], 1)
+        x = x + self.drop(self.attn(near, context, padding=padding, causal=causal))
         return x + self.drop(self.mlp(self.norm2(x)))
 
 

@@ -1,0 +1,94 @@
+"""A language model that reads segment after segment, and remembers what its layers saw (Transformer-XL)."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dualform.attention import ATTENTIONS
+from dualform.attention.core import whole_number
+from dualform.attention.positions import sinusoids
+from dualform.errors import SizeError
+
+from .block import Activation, Block
+
+Remembered = tuple[Float[Tensor, "b _ D"], ...]
+"""The last tokens that each layer was given, without their gradient."""
+Positions = Literal["default", "sinusoid"] | None
+
+
+class SegmentLM(nn.Module):
+    r"""Tokens, causal transformer blocks that also see what they remember, and a linear layer to the next token.
+
+    Of every layer the last ``memory`` inputs are kept, oldest first; the next segment attends to them too, behind the
+    same normalisation, and no gradient goes back into them. With a memory that holds all of the past, reading in
+    segments is the same as reading at once. ``positions`` "sinusoid" adds sinusoids of the places to embeddings that
+    are multiplied by :math:`\sqrt D`; None adds nothing. "default": relative attentions have None, all others
+    sinusoids: a token's place is counted from the oldest one remembered, so where something is forgotten it has a place
+    that older ones had too, which is what relative positions were made against.
+
+    The default is the network of RCMHA's released code (Sugiharto et al. 2023, arXiv 2308.03429; its ``reach`` is
+    4096, its memory 32).
+    """
+
+    def __init__(
+        self, tokens: int, *, width: int = 128, heads: int = 8, layers: int = 6, hidden: int = 256,
+        attention: str = "relative-conv", memory: int = 128, positions: Positions = "default", dropout: float = 0.0,
+        activation: Activation = "relu", **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.memory = whole_number("memory", memory)
+        if positions not in ("sinusoid", "default", None):
+            raise SizeError(f"positions={positions!r} is not known; choose 'sinusoid' or None.")
+        self.positions = not attention.startswith("relative") if positions == "default" else positions is not None
+        self.embed = nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, attention=attention, dropout=dropout, activation=activation, **options)
+            for _ in range(layers)
+        )
+        if memory and not all(isinstance(each, Block) and each.takes_memory for each in self.blocks):
+            able = [name for name, kind in ATTENTIONS.items() if getattr(kind, "segments", False)]
+            raise SizeError(f"the attention '{attention}' sees no memory. Take one of {able}, or memory=0.")
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
+        if self.positions:  # so that tokens are as large as sinusoids, behind √D
+            nn.init.normal_(self.embed.weight, std=width**-0.5)
+
+    def forward(
+        self, tokens: Int[Tensor, "b n"], state: Remembered | None = None
+    ) -> tuple[Float[Tensor, "b n v"], Remembered]:
+        """The logits of the next token at every place, and what is remembered for the next segment."""
+        memories = [None] * len(self.blocks) if state is None or not self.memory else list(state)
+        if len(memories) != len(self.blocks):
+            raise SizeError(f"the state has {len(memories)} layers, and this model {len(self.blocks)}.")
+        x = self._embedded(tokens, 0 if memories[0] is None else memories[0].shape[1])
+        after = []
+        for block, memory in zip(self.blocks, memories, strict=True):
+            after.append(newest(memory, x, self.memory))
+            x = block(x, memory=memory, causal=True)
+        return self.head(self.norm(x)), tuple(after)
+
+    def _embedded(self, tokens: Int[Tensor, "b n"], remembered: int) -> Float[Tensor, "b n D"]:
+        x = self.embed(tokens)
+        if not self.positions:
+            return x
+        places = remembered + torch.arange(tokens.shape[1], device=x.device)
+        return math.sqrt(x.shape[-1]) * x + sinusoids(places, x.shape[-1]).to(x.dtype)
+
+
+def newest(memory: Float[Tensor, "b m D"] | None, x: Float[Tensor, "b n D"], most: int) -> Float[Tensor, "b k D"]:
+    """What is remembered after a segment: the last tokens of what was and what is new, without their gradient."""
+    whole = x if memory is None else torch.cat([memory, x], 1)
+    return whole[:, max(0, whole.shape[1] - most) :].detach()
+
+
+def noam(update: int, width: int, warmup: int = 2000, factor: float = 1.0) -> float:
+    r"""The learning rate of an update, counted from 1: up, then down with the root of the time.
+
+    .. math:: \eta_t = \text{factor}\cdot D^{-1/2}\min(t^{-1/2},\ t\cdot\text{warmup}^{-3/2})
+
+    As a schedule of torch: ``LambdaLR(Adam(…, lr=1.0), lambda done: noam(done + 1, width))``. Reference: Vaswani et al.
+    (2017), arXiv 1706.03762, eq. 3.
+    """
+    return factor * width**-0.5 * min(update**-0.5, update * warmup**-1.5)
