@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.attention import ScaledHeadAttention, build
+from dualform.attention import GroupedQueryAttention, ScaledHeadAttention, build
+from dualform.attention.allocation import handed_out
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -13,13 +14,19 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
+    """In evaluation where training has noise, or passes that count."""
     torch.manual_seed(0)
-    return build(name, width, heads, **options).double()
+    return build(name, width, heads, **options).double().train(name not in ("dgqa", "pgqa"))
 
 
 def ordered(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     """The same, fit to be causal."""
     return layer(name, width, heads, **({"one_sided": True} if name.startswith("conv1d") else {}), **options)
+
+
+def orders(name: str) -> tuple[bool, ...]:
+    """Causal or not: an allocation of all tokens has no order, nor has a grid."""
+    return (False,) if name == "kdgqa" or name.startswith("conv2d") else (False, True)
 
 
 def steady(name: str, causal: bool = False) -> Any:
@@ -33,7 +40,10 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
 
 def values(made: Any, x: Tensor, causal: bool = False, padding: Tensor | None = None) -> Tensor:
     """The values of all tokens, unpooled, head by head; zero where a token is not there."""
-    if isinstance(made, ScaledHeadAttention):
+    if isinstance(made, GroupedQueryAttention):
+        found = made.value(x).unflatten(-1, (made.kv_heads, -1)).transpose(1, 2)
+        found = handed_out(found, made.allocate(x, padding=padding), made.heads).transpose(1, 2).flatten(2)
+    elif isinstance(made, ScaledHeadAttention):
         found = torch.cat([each(x) for each in made.value.values()], -1)
     else:
         found = made.projected(x, x, padding, causal)[2]

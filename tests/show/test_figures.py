@@ -101,3 +101,28 @@ def test_heads_are_drawn_beside_random_matrices():
     through = figures.heads_through(path, "blocks.0.attn")
     assert np.asarray(through.axes[0].lines[1].get_ydata()).tolist() == path.curve("blocks.0.attn", 1, "norm")
     assert drawn(through).startswith(b"\x89PNG")
+
+
+def test_allocations_are_bands_that_fill_the_whole():
+    """Each as high as its share of the query heads, in every pass."""
+    import torch
+
+    from dualform import attention
+    from dualform.errors import QueryError
+    from dualform.models import ViT
+
+    torch.manual_seed(0)
+    model = ViT(8, 4, channels=1, classes=2, width=16, heads=8, layers=2, attention="kdgqa", groups=4)
+    with attention.allocations(model) as history:
+        for _ in range(3):
+            model(torch.randn(5, 1, 8, 8))
+    figure = figures.allocations(history)
+    for axis, layer in zip(figure.axes, history.layers, strict=True):
+        tops = [np.asarray(line.get_ydata()) for line in axis.lines]
+        expected = history.shares(layer).cumsum(1).T.numpy()
+        assert len(tops) == 4 and all(np.allclose(top[:3], each) for top, each in zip(tops, expected, strict=True))
+    assert drawn(figure).startswith(b"\x89PNG")
+    with attention.allocations(model) as nothing:
+        pass
+    with pytest.raises(QueryError, match="no pass in training was noted"):
+        figures.allocations(nothing)

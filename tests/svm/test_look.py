@@ -41,6 +41,8 @@ def see_that_they_are(sights: list[Sight], weights: Tensor, space: str, within: 
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if not name.startswith(("linear", "conv2d", "relative"))])
 def test_the_matrix_of_a_head_gives_its_weights(name, causal):
     """Check 22, biases included. In the space of the model where one matrix does it, else in that of the head."""
+    if causal and name == "kdgqa":
+        pytest.skip("an allocation of all tokens has no order")
     options: dict[str, Any] = {"one_sided": True} if name.startswith("conv1d") else {}
     layer = build(name, 16, 4, **options).double()
     assert isinstance(layer, Heads)
@@ -51,7 +53,7 @@ def test_the_matrix_of_a_head_gives_its_weights(name, causal):
     expansions = layer.expansions(x, padding=PADDING, causal=causal)
     assert [sight.heads for sight in sights] == [each.heads for each in expansions]
     for sight, expansion in zip(sights, expansions, strict=True):
-        assert sight.space == ("model" if name in ("softmax", "sparse") else "head")
+        assert sight.space == ("model" if name in ("softmax", "sparse", "gqa", "pgqa") else "head")
         weights = expansion.weights()
         for at, head in enumerate(sight.heads):
             seen = sight.head(head)

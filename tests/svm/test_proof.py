@@ -28,8 +28,8 @@ def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_head_is_a_support_vector_expansion(name, causal):
-    if causal and name.startswith("conv2d"):
-        pytest.skip("a grid has no order")
+    if causal and (name.startswith("conv2d") or name == "kdgqa"):
+        pytest.skip("a grid has no order, nor has an allocation of all tokens")
     made, x, padding = layer(name).train(), random(2, 9, 12).float(), torch.zeros(2, 9, dtype=torch.bool)
     padding[1, 7:] = True
     for head in (0, 3):

@@ -30,9 +30,9 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
 @pytest.fixture(params=[(name, causal) for name in ATTENTIONS for causal in (False, True)], ids=str)
 def asked(request):
     name, causal = request.param
-    if causal and name.startswith("conv2d"):
-        pytest.skip("a grid has no order")
-    return layer(name), causal
+    if causal and (name.startswith("conv2d") or name == "kdgqa"):
+        pytest.skip("a grid has no order, nor has an allocation of all tokens")
+    return layer(name).eval(), causal  # without noise, and without passes that count
 
 
 def test_parts_of_a_query_sum_to_what_each_head_gives_it(asked):

@@ -29,7 +29,7 @@ def merge_heads(x: Float[Tensor, "b H n d"]) -> Float[Tensor, "b n D"]:
 
 
 def attend(
-    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b m d"], v: Float[Tensor, "*b m e"], *,
+    q: Float[Tensor, "*b n d"], k: Float[Tensor, "*c m d"], v: Float[Tensor, "*c m e"], *,
     hidden: Bool[Tensor, "*#b #n m"] | None = None, causal: bool = False, dropout: float = 0.0,
 ) -> Float[Tensor, "*b n e"]:  # fmt: skip
     r"""Softmax attention on torch's fused kernel.
@@ -37,18 +37,19 @@ def attend(
     .. math:: h_i = \sum_j \mathrm{softmax}_j(q_i^\top k_j/\sqrt d)\, v_j
 
     ``hidden`` is True where a query does not see a key. A query that sees no key at all gives zeros. Where it is
-    ``causal`` the queries are the last of the tokens.
+    ``causal`` the queries are the last of the tokens. Where there are fewer heads of keys than of queries, each is
+    shared by a run of them, and none is copied.
     """
-    n, m = q.shape[-2], k.shape[-2]
+    n, m, shared = q.shape[-2], k.shape[-2], q.shape[:-2] != k.shape[:-2]
     if hidden is None and (n == m or not causal):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout, enable_gqa=shared)
     if causal:
         later = torch.ones(n, m, dtype=torch.bool, device=q.device).triu(1 + m - n)
         hidden = later if hidden is None else hidden | later
     assert hidden is not None
     blind = hidden.all(-1, keepdim=True)
     mask = q.new_zeros(()).masked_fill(hidden & ~blind, -torch.inf)
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=shared)
     return found.masked_fill(blind, 0.0)
 
 

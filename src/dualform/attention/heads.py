@@ -1,7 +1,7 @@
 """Heads: what each gives is merged by one last projection. How they weigh what they see is their kernel's affair."""
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -62,6 +62,7 @@ class Heads(nn.Module):
         if not isinstance(kernel, Kernel):
             raise SizeError(f"kernel={kernel!r} is no kernel: it has to have outputs and an expansion, as Softmax has.")
         self.kernel, self.norm, self.dropout = kernel, norm, dropout
+        self.register_load_state_dict_pre_hook(from_timm)
 
     def forward(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
@@ -122,6 +123,21 @@ class Heads(nn.Module):
             return self.groups(x, other, None, causal)
         blanked = other.masked_fill(padding.unsqueeze(-1), 0.0)
         return self.groups(blanked if other is x else x, blanked, padding, causal)
+
+
+def from_timm(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded: names that timm gives the parts of attention become ours, heads in their order."""
+    fused, parts = state.pop(f"{prefix}qkv.weight", None), ("query", "key", "value")
+    if fused is not None:
+        bias = state.pop(f"{prefix}qkv.bias", None)
+        if bias is None and layer.out.bias is not None:
+            bias = fused.new_zeros(len(fused))
+        state |= {f"{prefix}{part}.weight": rows for part, rows in zip(parts, fused.chunk(3), strict=True)}
+        if bias is not None:
+            state |= {f"{prefix}{part}.bias": rows for part, rows in zip(parts, bias.chunk(3), strict=True)}
+    for kind in ("weight", "bias"):
+        if f"{prefix}proj.{kind}" in state:
+            state[f"{prefix}out.{kind}"] = state.pop(f"{prefix}proj.{kind}")
 
 
 Projected = tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
+from .grouped import GroupedQueryAttention, resized
 from .heads import Heads
 from .scaled import ScaledHeadAttention
 
@@ -23,7 +24,8 @@ class Projection(NamedTuple):
 @torch.no_grad()
 def load_from(layer: Layer, other: nn.Module) -> Layer:
     """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
-    same width and heads. Other parameters stay.
+    same width and heads. Other parameters stay. Where key/value heads get fewer, each becomes the mean of a run of
+    them; where they get more, each is there several times, which is the same function.
     """
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
@@ -46,6 +48,9 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
     for name, (weight, bias) in theirs.items():
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         mine = layer.get_submodule(name)
+        if name in ("key", "value"):
+            groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
+            weight, bias = (resized(rows, layer.size, groups, layer.heads) for rows in (weight, bias))
         if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
             weights, biases = layer.split_by_scale(weight), layer.split_by_scale(bias)
             for scale, each in mine.items():

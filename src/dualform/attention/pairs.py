@@ -21,25 +21,27 @@ class Pairs:
     are longer than one token also its own key and value, ``own``, so that no query sees nothing.
     """
 
-    k: Float[Tensor, "b h w d"]
-    v: Float[Tensor, "b h w e"]
+    k: Float[Tensor, "b g w d"]
+    v: Float[Tensor, "b g w e"]
     windows: Windows
     padding: Bool[Tensor, "b t"] | None = None
     """Tokens that are not there."""
     empty: Bool[Tensor, "b w"] | None = None
     """Windows that hold none."""
     causal: bool = False
-    own: tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n e"]] | None = None
+    own: tuple[Float[Tensor, "b g n d"], Float[Tensor, "b g n e"]] | None = None
+    shared: int = 1
+    """How many heads of queries share each head of keys."""
 
     @property
     def keys(self) -> Float[Tensor, "b h m d"]:
-        """All keys: of the windows and, behind them, the queries' own."""
-        return self.k if self.own is None else torch.cat([self.k, self.own[0]], -2)
+        """All keys, head by head: of the windows and, behind them, the queries' own."""
+        return self._of_heads(self.k if self.own is None else torch.cat([self.k, self.own[0]], -2))
 
     @property
     def values(self) -> Float[Tensor, "b h m e"]:
         """All values, in the same order."""
-        return self.v if self.own is None else torch.cat([self.v, self.own[1]], -2)
+        return self._of_heads(self.v if self.own is None else torch.cat([self.v, self.own[1]], -2))
 
     @property
     def first(self) -> Int[Tensor, " m"]:
@@ -76,6 +78,9 @@ class Pairs:
         count = self.k.shape[-2]
         found = self.windows.spread(weights[..., :count], self.padding)
         return found if self.own is None else found + weights[..., count:]
+
+    def _of_heads(self, each: Float[Tensor, "b g m c"]) -> Float[Tensor, "b h m c"]:
+        return each if self.shared == 1 else each.repeat_interleave(self.shared, 1)
 
     def _tokens(self, of_windows: np.ndarray) -> Int[Tensor, " m"]:
         own = np.arange(0 if self.own is None else self.own[0].shape[-2])

@@ -12,7 +12,11 @@ from dualform.errors import UnknownLayer
 
 from .batchnorm import BatchNormAttention
 from .conv import ConvAttention
+from .dynamic import DynamicAttention
+from .grouped import GroupedQueryAttention
+from .key_driven import KeyDrivenAttention
 from .linear import Linear, LinearAttention
+from .perturbed import PerturbedAttention
 from .relative import RelativeAttention
 from .relative_conv import ConvolvedAttention, RelativeConvAttention
 from .scaled import ScaledHeadAttention
@@ -45,6 +49,10 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "conv1d+bn": partial(ConvAttention, axes=1, normalise=True),
     "conv2d": partial(ConvAttention, axes=2),
     "conv2d+bn": partial(ConvAttention, axes=2, normalise=True),
+    "gqa": GroupedQueryAttention,
+    "kdgqa": KeyDrivenAttention,
+    "dgqa": DynamicAttention,
+    "pgqa": PerturbedAttention,
     "mdha": ConvolvedAttention,
     "relative": RelativeAttention,
     "relative-conv": RelativeConvAttention,
@@ -71,6 +79,6 @@ def options_of(name: str) -> list[str]:
     own = PATTERN if layer is SparseAttention else own
     taken = [each.name for each in inspect.signature(layer).parameters.values() if each.kind is each.KEYWORD_ONLY]
     sized = isinstance(layer, type) and issubclass(layer, ConvAttention | ConvolvedAttention)
-    hidden = given | {"weigh" if sized else "kernel"}  # of convolutions it is their size
-    hidden |= set() if "+" in name or name.endswith("bn") else {"normalise", "beta", "use_var", "eps"}
+    hidden = given | {"normalise", "weigh" if sized else "kernel"}  # of convolutions it is their size
+    hidden |= {"beta", "use_var", "eps"} if "normalise" in {*taken} - given else set()
     return [*own, *(option for option in taken if option not in hidden)]

@@ -2,6 +2,7 @@
 
 from .block import Block
 from .classifier import SequenceClassifier, SeriesClassifier, TextClassifier
+from .convert import as_timm, convert
 from .lstm import LSTMLanguageModel
 from .mlp import MLP
 from .segments import SegmentLM, noam
@@ -18,5 +19,7 @@ __all__ = [
     "TextClassifier",
     "TransformerLM",
     "ViT",
+    "as_timm",
+    "convert",
     "noam",
 ]

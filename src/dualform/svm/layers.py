@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from dualform.attention import Expansion, Heads
+from dualform.attention import Allocating, Expansion, GroupedQueryAttention, Heads
 from dualform.attention.core import split_heads
 from dualform.attention.heads import MultiHead
 from dualform.attention.load import projections
@@ -62,12 +62,27 @@ def of_ours(layer: Heads, name: str, given: Mapping[str, Any], gradient: Tensor 
     if context is None and padding is not None:
         asked = ~padding.cpu()
     tokens = None
-    if isinstance(layer, MultiHead) and layer.norm is None and type(layer).projected is MultiHead.projected:
+    own = own_keys(layer)
+    if own is not None:
         parts = projections(layer)
-        query, key = (_of_heads(parts[part], layer.heads, _inside(name, part)) for part in ("query", "key"))
+        query, key = (
+            _of_heads(parts[part], count, _inside(name, part), heads=layer.heads)
+            for part, count in (("query", layer.heads), ("key", own))
+        )
         tokens = Tokens(_double(x), _double(x if context is None else context), query, key)
     at_heads = None if gradient is None else _double(split_heads(gradient @ layer.out.weight, layer.heads))
     return [_of_expansion(layer, each, asked, tokens, at_heads) for each in found]
+
+
+def own_keys(layer: Heads) -> int | None:
+    """How many heads have keys of their own, which the others share in runs; None where keys are no plain projection.
+
+    Of key-driven and dynamic groups the runs change, so these are seen in the space of their heads.
+    """
+    if isinstance(layer, GroupedQueryAttention):
+        return None if isinstance(layer, Allocating) else layer.kv_heads
+    plain = isinstance(layer, MultiHead) and layer.norm is None and type(layer).projected is MultiHead.projected
+    return layer.heads if plain else None
 
 
 def _of_expansion(

@@ -1,0 +1,70 @@
+"""Grouped heads whose allocation changes, and who is told of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .allocation import handed_out
+from .core import see_that_they_fit, split_heads
+from .grouped import GroupedQueryAttention
+from .pairs import Padding
+
+Watcher = Callable[[Int[Tensor, "#b G"]], None]
+"""Is told the allocation of a pass: of each example, or one for all."""
+
+
+class Allocating(GroupedQueryAttention):
+    """Query heads are given to key/value heads pass by pass.
+
+    A pass is a call of the layer (or of ``head_outputs``). Looking at ``weights`` or ``expansions`` is none, nor is
+    what gradient checkpointing runs again on the way back.
+    """
+
+    def __init__(self, width: int, heads: int, **options: Any) -> None:
+        super().__init__(width, heads, **options)
+        self.watchers: list[Watcher] = []
+        self.passing = False
+
+    def head_outputs(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b H n d"]:  # fmt: skip
+        """What each head gives, before the heads are merged. This is a pass."""
+        self.passing = not going_back()
+        try:
+            return super().head_outputs(x, context, padding=padding, causal=causal)
+        finally:
+            self.passing = False
+
+    def handed_out(
+        self, k: Float[Tensor, "b G m d"], v: Float[Tensor, "b G m d"], padding: Padding, causal: bool
+    ) -> tuple[Float[Tensor, "b H m d"], Float[Tensor, "b H m d"]]:
+        """Keys and values of each query head. Watchers are told of passes in training."""
+        allocation = self.decided(k, padding, causal)
+        if self.passing and self.training:
+            for tell in self.watchers:
+                tell(allocation)
+        return handed_out(k, allocation, self.heads), handed_out(v, allocation, self.heads)
+
+    @torch.no_grad()
+    def allocate(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None
+    ) -> Int[Tensor, "b G"]:
+        """How many query heads each key/value head gets on some inputs. This is no pass, and changes nothing."""
+        context = x if context is None else context
+        see_that_they_fit(x, context, padding, self.width, False)
+        context = context if padding is None else context.masked_fill(padding.unsqueeze(-1), 0.0)
+        k = split_heads(self.key(context), self.kv_heads)
+        return self.decided(k, padding, False).expand(len(x), -1)
+
+    def decided(self, k: Float[Tensor, "b G m d"], padding: Padding, causal: bool) -> Int[Tensor, "#b G"]:
+        """How many query heads each key/value head gets."""
+        raise NotImplementedError
+
+
+def going_back() -> bool:
+    """Whether a backward pass is running, which may run forward passes again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

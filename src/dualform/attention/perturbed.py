@@ -1,0 +1,109 @@
+r"""Perturbed grouped-query attention (Khan et al. 2024, arXiv 2408.08454): noise against heads of a group being alike.
+
+.. math:: X - \lambda E,\qquad E = Z\sigma + \mu
+
+Z is noise with mean 0 and deviation 1 in each row, one draw for all of a batch; μ and σ are those of the rows of X
+itself. The abstract says that the noise is subtracted from attention maps; the released code subtracts it from the
+outputs of heads. Both are here.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from .core import chosen, wide
+from .expansion import Expansion
+from .grouped import GroupedQueryAttention
+from .key_driven import Mode
+from .pairs import Padding
+
+Target = Literal["map", "output"]
+Noise = Literal["normal", "uniform"]
+
+
+class PerturbedAttention(GroupedQueryAttention):
+    """PGQA: grouped-query attention whose heads are disturbed by noise of ``scale`` λ.
+
+    ``target`` "map": attention weights, row by row, over the keys that a query sees, but for its own in self-attention.
+    "output": what each head gives, all tokens and numbers as one row. ``noise`` is "normal" or "uniform" before it is
+    standardised. ``train_only``: there is none in evaluation. None is what ``mode`` has: "clean" is map, normal, True;
+    "reference", as released, is output, uniform, False, where entry i of the i-th row of a group is 0 before it is
+    standardised. ``weights`` and ``expansions`` are without noise, as they are without dropout.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, groups: int | None = None, mode: Mode = "clean", target: Target | None = None,
+        noise: Noise | None = None, scale: float = 1.0, train_only: bool | None = None, dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
+        clean = chosen("mode", mode, ("clean", "reference")) == "clean"
+        self.mode, self.scale = mode, scale
+        self.target = chosen("target", target or ("map" if clean else "output"), ("map", "output"))
+        self.noise: Noise = chosen("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
+        self.train_only = clean if train_only is None else train_only
+
+    def head_outputs(
+        self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "b H n d"]:  # fmt: skip
+        """What each head gives, disturbed, before the heads are merged."""
+        if not self.scale or (self.train_only and not self.training):
+            return super().head_outputs(x, context, padding=padding, causal=causal)
+        if self.target == "output":
+            found = super().head_outputs(x, context, padding=padding, causal=causal)
+            rows = wide(found).flatten(2).unflatten(1, (self.kv_heads, -1))  # b G s L
+            drawn = self._drawn(rows[0])
+            if self.mode == "reference":
+                drawn.diagonal(dim1=-2, dim2=-1).zero_()
+            return (rows - self.scale * noise_like(rows, drawn)).flatten(1, 2).view_as(found).to(found.dtype)
+        own = context is None or context is x
+        found = self.expansions(x, context, padding=padding, causal=causal)
+        return self.in_order([self._disturbed(each, own) for each in found])
+
+    def _disturbed(self, each: Expansion, own: bool) -> Float[Tensor, "b h n e"]:
+        """What some heads give, with noise on their attention weights."""
+        weights = each.weights()
+        n, m = weights.shape[-2:]
+        kept = torch.ones(1, 1, n, m, dtype=torch.bool, device=weights.device)
+        kept = kept if each.hidden is None else kept & ~each.hidden
+        if own:
+            kept = kept & ~torch.eye(n, m, dtype=torch.bool, device=weights.device)
+        weights = weights - self.scale * noise_like(weights, self._drawn(weights[0]), kept)
+        dropped = F.dropout(weights.to(each.values.dtype), self.dropout, self.training)
+        return dropped @ each.values
+
+    def _drawn(self, like: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return torch.randn_like(like) if self.noise == "normal" else torch.rand_like(like)
+
+    def extra_repr(self) -> str:
+        """Also what is disturbed, and how."""
+        return (
+            f"{super().extra_repr()}, target={self.target!r}, noise={self.noise!r}, scale={self.scale}, "
+            f"train_only={self.train_only}"
+        )
+
+
+def noise_like(
+    x: Float[Tensor, "b *s L"], drawn: Float[Tensor, "*s L"], kept: Bool[Tensor, "#b *#s L"] | None = None
+) -> Float[Tensor, "b *s L"]:
+    """Noise whose rows have the means and deviations (unbiased) of those of x; nothing where it is not ``kept``."""
+    kept = torch.ones_like(drawn, dtype=torch.bool) if kept is None else kept
+    (mean, deviation), (center, spread) = moments(x, kept), moments(drawn, kept)
+    z = (drawn - center) / torch.where(spread > 0, spread, 1.0)
+    return (z * deviation + mean).masked_fill(~kept, 0.0)
+
+
+def moments(
+    x: Float[Tensor, "*s L"], kept: Bool[Tensor, "*_ L"]
+) -> tuple[Float[Tensor, "*t 1"], Float[Tensor, "*t 1"]]:
+    """Mean and unbiased deviation of each row over what is kept; of fewer than two numbers the latter is 0."""
+    there = kept.to(x.dtype)
+    count = there.sum(-1, keepdim=True)
+    mean = (x * there).sum(-1, keepdim=True) / count.clamp(min=1)
+    variance = ((x - mean).square() * there).sum(-1, keepdim=True) / (count - 1).clamp(min=1)
+    least = torch.finfo(x.dtype).tiny
+    return mean, torch.where(variance > least, variance.clamp(min=least).sqrt(), 0.0)

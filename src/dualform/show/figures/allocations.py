@@ -1,0 +1,45 @@
+"""A figure of allocations: which key/value heads the query heads had in training."""
+
+import numpy as np
+
+from dualform.attention import Allocations
+from dualform.errors import QueryError
+
+from .canvas import LINES, Figure, clean, empty_axes
+
+COLUMNS = 4
+"""Layers side by side."""
+
+
+def allocations(history: Allocations) -> Figure:
+    """Shares of the query heads through training, layer by layer; each band is a key/value head, the first lowest."""
+    passes = [len(history[layer]) for layer in history.layers]
+    if not all(passes):
+        raise QueryError("no pass in training was noted, so there is nothing to draw.")
+    columns = min(COLUMNS, len(passes))
+    rows = -(-len(passes) // columns)
+    figure, axes = empty_axes(rows, columns, (2.0 + 2.6 * columns, 0.6 + 2.2 * rows))
+    for axis, layer in zip(axes.flat, history.layers, strict=False):
+        axis.axis("on")
+        shares = history.shares(layer).numpy()
+        steps = np.arange(len(shares) + 1)  # a pass is a step wide, so that one alone shows
+        top = np.zeros(len(steps))
+        for group in range(shares.shape[1]):
+            band = np.append(shares[:, group], shares[-1, group])
+            axis.fill_between(
+                steps, top, top + band, step="post", color=LINES[group % len(LINES)],
+                alpha=1.0 if group < len(LINES) else 0.55, linewidth=0, label=str(group),
+            )  # fmt: skip
+            top = top + band
+            axis.step(steps, top, where="post", color="white", linewidth=0.6)
+        axis.set(xlim=(0, steps[-1]), ylim=(0, 1))
+        axis.set_title(layer or "the layer", fontsize=9)
+        axis.set_xlabel("pass", fontsize=8)
+        clean(axis)
+    axes[0, 0].set_ylabel("share of query heads", fontsize=8)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles[::-1], names[::-1], loc="outside right upper", fontsize=7, frameon=False, title="key/value head",
+        title_fontsize=7,
+    )  # fmt: skip
+    return figure

@@ -1,0 +1,230 @@
+"""Dynamic grouping: when the allocation changes, what is held, what is saved, and what the released code does."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import unchecked
+from making import close, layer, random
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dualform.attention import load_from
+from dualform.attention.allocation import head_norms, proportional, repaired_at_random
+from dualform.attention.core import split_heads
+from dualform.errors import SizeError
+
+KINDS = ["diff", "ema"]
+
+
+def made(kind: str = "ema", mode: str = "clean", window: int = 3, **options) -> Any:
+    found = layer("dgqa", 24, 12, groups=4, kind=kind, mode=mode, window=window, **options).train()
+    scales = torch.tensor([0.3, 3.0, 1.0, 0.2], dtype=torch.float64)
+    nn.init.normal_(found.key.weight)
+    with torch.no_grad():
+        found.key.weight.mul_(scales.repeat_interleave(2).unsqueeze(1))
+    return found
+
+
+def norms(one: Any, x: Tensor) -> Tensor:
+    return head_norms(split_heads(one.key(x), one.kv_heads))
+
+
+def forced(one: Any, sizes: list[float]) -> Tensor:
+    """An input of one token on which the keys of the groups have just these norms."""
+    with torch.no_grad():
+        for part in (one.key.weight, one.key.bias):
+            part.zero_()
+        one.key.bias[::2] = torch.tensor(sizes, dtype=torch.float64)
+    return random(1, 1, 24)
+
+
+# ---------------------------------------------------------------- clean
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_allocation_changes_once_in_a_window_and_is_held_between(kind):
+    """Check 10: though keys change at every pass. An update is in use from the next pass on."""
+    one, used, cache = made(kind), [], torch.zeros(4, dtype=torch.float64)
+    expected, waiting = torch.full((4,), 3), torch.full((4,), 3)
+    for t in range(10):
+        x = (1 + t % 4) * random(3, 5, 24, seed=t)
+        expected = waiting
+        if t % 3 == 0:
+            n = norms(one, x).mean(0)
+            w = (n - cache).abs() if kind == "diff" else n if t == 0 else 0.9 * n + 0.1 * cache
+            cache, waiting = n if kind == "diff" else w, proportional(w, 12)
+        one(x)
+        assert torch.equal(one.allocation, expected) and int(one.passes) == t + 1
+        torch.testing.assert_close(one.cache, cache)
+        used.append(tuple(one.allocation.tolist()))
+    assert used[0] == (3,) * 4 and used[1] != used[0] and used[1] == used[2] == used[3]
+
+
+def test_looking_is_no_pass_and_evaluation_holds():
+    one, x = made(), random(3, 5, 24)
+    one(x)
+    before = {name: each.clone() for name, each in one.state_dict().items()}
+    for look in (one.weights, one.expansions, one.allocate):
+        look(x)
+    one.eval()
+    for _ in range(3):
+        one(5 * random(3, 5, 24, seed=4))
+    assert all(torch.equal(each, before[name]) for name, each in one.state_dict().items())
+
+
+def test_evaluation_is_the_same_in_any_order_and_after_loading():
+    """Check 11, clean: bit for bit; allocation and cache are saved."""
+    one = made()
+    for t in range(5):
+        one(random(3, 5, 24, seed=t))
+    one.eval()
+    batches = [random(3, 5, 24, seed=100 + i) for i in range(4)]
+    first = [one(x) for x in batches]
+    again = {i: one(batches[i]) for i in (2, 0, 3, 1)}
+    assert all(torch.equal(first[i], again[i]) for i in range(4))
+    other = layer("dgqa", 24, 12, groups=4, window=3)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other.allocation, one.allocation) and torch.equal(other.cache, one.cache)
+    assert one.allocation.tolist() != [3] * 4
+    assert all(torch.equal(other(x), found) for x, found in zip(batches, first, strict=True))
+    plain = load_from(layer("dgqa", 24, 12, groups=4), one)
+    assert plain.allocation.tolist() == [3] * 4  # weights alone are copied
+
+
+def test_nothing_to_go_by_is_no_error():
+    """The same batch twice changes nothing: then the norms themselves count. Without keys the allocation stays."""
+    one, x = made("diff", window=1), random(3, 5, 24)
+    for _ in range(3):
+        one(x)
+    assert torch.equal(one.waiting, proportional(norms(one, x).mean(0), 12))
+    empty = made(window=1)
+    zero = forced(empty, [0.0] * 4)
+    empty(zero)
+    assert empty.waiting.tolist() == [3] * 4
+    empty(torch.full_like(zero, torch.nan))
+    assert empty.waiting.tolist() == [3] * 4
+
+
+def test_the_future_does_not_leak_in_training_either():
+    """An update waits for the next pass, so what a pass gives does not come of its own later tokens."""
+    x = random(1, 9, 24)
+    other = x.clone()
+    other[:, 5:] = 30 * random(1, 4, 24, seed=3)
+    one, two = (made(window=1) for _ in range(2))
+    close(one(x, causal=True)[:, :5], two(other, causal=True)[:, :5])
+    assert not torch.equal(one.waiting, two.waiting) or not torch.equal(one.cache, two.cache)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_counts_a_pass_once_and_computes_the_same_again(kind, reentrant):
+    one, two = made(kind, window=1), made(kind, window=1)
+    for t in range(4):
+        x = ((1 + t) * random(2, 5, 24, seed=t)).requires_grad_()
+        one(x).square().sum().backward()
+        again = checkpoint(two, x, use_reentrant=reentrant)
+        assert isinstance(again, Tensor)
+        again.square().sum().backward()
+    assert int(one.passes) == int(two.passes) == 4 and torch.equal(one.allocation, two.allocation)
+    for name, each in one.named_parameters():
+        torch.testing.assert_close(each.grad, two.get_parameter(name).grad, msg=name)
+
+
+# ---------------------------------------------------------------- as released
+
+
+def test_at_first_both_kinds_are_proportional_to_the_norms():
+    """Check 10: diff with no cache, and ema with β = 1; and norms that are near each other are shared evenly."""
+    for kind, beta in (("diff", 0.9), ("ema", 1.0)):
+        for mode in ("clean", "reference"):
+            one = made(kind, mode, window=1, beta=beta)
+            x = forced(one, [1.0, 5.0, 2.0, 4.0])
+            one(x)
+            found = one.waiting if mode == "clean" else one.allocation
+            assert found.tolist() == [1, 5, 2, 4]
+            assert torch.equal(found, proportional(norms(one, x)[0], 12))
+    six = layer("dgqa", 24, 12, groups=6, mode="reference").train()
+    six(forced(six, [100.0, 110, 120, 130, 90, 95]))
+    assert six.allocation.tolist() == [2] * 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_released_cache_shrinks_to_norms_over_the_window(kind):
+    """Check 10: for constant norms c = n (1 − W^−k)/(W − 1) after k updates; updates at 0, W, 2W, … of an epoch."""
+    one = made(kind, "reference", window=5)
+    x = forced(one, [1.0, 5.0, 2.0, 4.0])
+    n, used = norms(one, x)[0].detach(), []
+    for step in range(16):
+        before = one.cache.clone()
+        one(x)
+        used.append(tuple(one.allocation.tolist()))
+        if step % 5:
+            assert torch.equal(one.cache, before)
+        else:
+            torch.testing.assert_close(one.cache, n * (1 - 5.0 ** -(step // 5 + 1)) / 4)
+    assert all(used[t] == used[t - 1] for t in range(16) if t % 5)
+    before = one.cache.clone()
+    one.begin_epoch()
+    one(x)
+    torch.testing.assert_close(one.cache, (before + n) / 5)
+
+
+def test_released_norms_are_summed_over_the_batch_and_repaired_at_random():
+    one, x = made("ema", "reference", window=1), random(3, 5, 24)
+    one(x)
+    n = norms(one, x).sum(0)
+    torch.testing.assert_close(one.cache, n)
+    found, odd = set(), forced(one, [1.0, 1.5, 1.5, 1.5])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        one.cache.zero_()
+        one(odd)
+        torch.manual_seed(seed)
+        assert torch.equal(one.allocation, repaired_at_random(0.9 * norms(one, odd)[0], 12))
+        found.add(tuple(one.allocation.tolist()))
+    assert all(sum(each) == 12 for each in found)
+
+
+def test_released_evaluation_changes_what_it_evaluates_with():
+    """Check 11, reference: the cache is changed, results depend on the order, and a repeated batch is caught."""
+    one = made("diff", "reference")
+    x, y = random(3, 5, 24), 4 * random(3, 5, 24, seed=1)
+    one(x)
+    one.eval()
+    before = one.cache.clone()
+    one(y)
+    torch.testing.assert_close(one.cache, norms(one, y).sum(0))
+    assert not torch.equal(one.cache, before)
+    with pytest.raises(
+        SizeError, match=r"\[0\.0, 0\.0, 0\.0, 0\.0\] over their sum, 0.*two batches with the same keys"
+    ):
+        one(y)
+    outputs = []
+    for order in ((x, y), (y, x)):
+        torch.manual_seed(0)
+        one.cache.zero_()
+        outputs.append({id(each): one(each) for each in order})
+    assert any((outputs[0][id(z)] - outputs[1][id(z)]).abs().max() > 1e-3 for z in (x, y))
+    assert set(one.state_dict()) == {*made().state_dict()} - {"allocation", "waiting", "passes"}
+
+
+def test_the_clean_mode_counts_on_over_epochs():
+    one = made()
+    one(random(3, 5, 24))
+    one.begin_epoch()
+    assert int(one.passes) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "sum"}, "kind='sum' is not known; choose 'diff' or 'ema'"),
+        ({"window": 0}, "window=0 must be a whole number, 1 or more"),
+        ({"beta": 1.5}, r"beta=1.5 must lie in \[0, 1\]"),
+        ({"mode": "old"}, "mode='old' is not known"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, words):
+    with unchecked(), pytest.raises(SizeError, match=words):
+        layer("dgqa", 24, 12, **options)
