@@ -68,7 +68,7 @@ def test_scores_are_the_definition(name, n, memory):
     layer_, x = made(name, reach=40), random(2, memory + n, 8)
     q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in layer_.projected(x[:, memory:], x, None, True))
     expected = by_definition(layer_.kernel, q, k, n, memory + n)
-    close(layer_.kernel.scores(q, k) / 2, expected, 1e-10)
+    close(layer_.kernel.scores(q, k), expected, 1e-10)
     later = torch.ones(n, memory + n, dtype=torch.bool).triu(1 + memory)
     weights = expected.masked_fill(later, -torch.inf).softmax(-1)
     close(layer_.weights(x[:, memory:], x, causal=True), weights, 1e-10)
@@ -81,7 +81,7 @@ def test_scores_of_any_lengths_are_the_definition(n, m):
     layer_, x, context = made("relative", reach=13), random(2, n, 8), random(2, m, 8, seed=1)
     q, k, _ = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in layer_.projected(x, context, None, False))
     expected = by_definition(layer_.kernel, q, k, n, m)
-    close(layer_.kernel.scores(q, k) / 2, expected, 1e-10)
+    close(layer_.kernel.scores(q, k), expected, 1e-10)
     close(layer_.weights(x, context), expected.softmax(-1), 1e-10)
 
 
@@ -135,7 +135,7 @@ def test_only_the_distance_counts(name, pos):
     close(scores[..., 4:, 4:], scores[..., :-4, :-4], 1e-10)
     fresh = layer(name, 8, 2)
     q, k, _ = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in fresh.projected(x, x, None, True))
-    close(fresh.kernel.scores(q, k), q @ k.mT, 1e-12)
+    close(fresh.kernel.scores(q, k), q @ k.mT / 2, 1e-12)
 
 
 def test_positions_that_are_too_far_are_refused():

@@ -54,13 +54,14 @@ def attend(
 
 
 def softmax_of_seen(
-    logits: Float[Tensor, "*b n m"], hidden: Bool[Tensor, "*#b #n m"] | None
+    logits: Float[Tensor, "*b n m"], hidden: Bool[Tensor, "*#b #n m"] | None, *, blind: bool = True
 ) -> Float[Tensor, "*b n m"]:
-    """Softmax over the keys that are not hidden; zeros for a query that sees none."""
+    """Softmax over the keys that are not hidden; zeros for a query that sees none, if one may be ``blind``."""
     if hidden is None:
         return logits.softmax(-1)
-    blind = hidden.all(-1, keepdim=True)
-    return logits.masked_fill(hidden & ~blind, -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+    none = hidden.all(-1, keepdim=True)
+    weights = logits.masked_fill(hidden & ~none, -torch.inf).softmax(-1)
+    return weights.masked_fill(none, 0.0) if blind else weights
 
 
 def wide(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:

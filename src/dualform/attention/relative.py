@@ -43,18 +43,20 @@ class RelativeSoftmax(nn.Module):
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
         """All scores, then their softmax: torch's fused kernel has no gradient for what is added to scores."""
-        logits = self.scores(q, pairs.k, causal=pairs.causal) / math.sqrt(self.size)
-        weights = softmax_of_seen(logits, pairs.hidden(q.shape[-2]))
+        scores = self.scores(q, pairs.k, causal=pairs.causal)
+        weights = softmax_of_seen(scores, pairs.hidden(q.shape[-2]), blind=pairs.empty is not None)
         return F.dropout(weights, dropout, dropout > 0) @ pairs.v
 
     def scores(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], *, causal: bool = False
     ) -> Float[Tensor, "b h n m"]:
-        """Before they are divided by √d. Those of later keys are nothing in particular where it is ``causal``."""
-        n, m = q.shape[-2], k.shape[-2]
+        """How much each query is drawn to each key. Those of later keys are nothing in particular where it is
+        ``causal``.
+        """
+        n, m, root = q.shape[-2], k.shape[-2], math.sqrt(self.size)
         vectors, numbers = self.position(len(q), -m, 1 if causal else n)
-        far = q @ vectors.mT + numbers.unsqueeze(-2)  # b h n c
-        return (q + self._u(q)) @ k.mT + shifted(far, m)
+        far = with_one(q) / root @ torch.cat([vectors, numbers.unsqueeze(-1)], -1).mT  # b h n c
+        return (q + self._u(q)) / root @ k.mT + shifted(far, m)
 
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
@@ -65,13 +67,18 @@ class RelativeSoftmax(nn.Module):
         column = n - torch.arange(n).unsqueeze(-1) + torch.arange(m)  # n m
         there = pairs.k.unsqueeze(-3).expand(-1, -1, n, -1, -1)
         keys = torch.cat([there, vectors[:, :, column], numbers[:, :, column].unsqueeze(-1)], -1)
-        queries = torch.cat([q + self._u(q), q, torch.ones_like(q[..., :1])], -1)
+        queries = torch.cat([q + self._u(q), with_one(q)], -1)
         return Expansion(
             heads, "exp", queries * math.sqrt(keys.shape[-1] / self.size), keys, pairs.hidden(n), pairs
         )  # fmt: skip
 
     def _u(self, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h 1 d"]:
         return one_for_all(self.u, len(q), self.heads)
+
+
+def with_one(q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d+1"]:
+    """[q; 1]: so a product with [R; S] is q·R + S."""
+    return F.pad(q, (0, 1), value=1.0)
 
 
 class RelativeAttention(MultiHead):
