@@ -52,6 +52,15 @@ def test_the_network_on_images_prints_what_the_page_on_trainers_shows(tmp_path, 
     assert steps == 100 and error < 1e-4
 
 
+def test_the_page_on_tuning_runs(tmp_path, monkeypatch, capsys):
+    """Its pieces one after the other, as somebody would type them."""
+    monkeypatch.chdir(tmp_path)
+    page, names = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8"), {"__name__": "tuning"}
+    for code in blocks(page, "python"):
+        exec(compile(code, "tuning.md", "exec"), names)
+    assert "(" in capsys.readouterr().out and names["small"].head.in_features == 396  # type: ignore[attr-defined]
+
+
 def fine_tune(monkeypatch, capsys, folder: Path, *arguments: str) -> list[str]:
     """What the example of fine-tuning prints, line by line."""
     for name, extra in (("transformers", "hf"), ("peft", "lora"), ("matplotlib", "plot")):

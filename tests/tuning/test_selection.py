@@ -115,6 +115,7 @@ def test_probes_and_fine_tuning():
     fine(x).sum().backward()
     untouched = {name for name, each in vit.named_parameters() if each.grad is None}
     assert untouched == {"head.weight", "head.bias"}, "its old head has no part in it"
+    assert trained_parameters(fine).keys().isdisjoint({"backbone.head.weight", "backbone.head.bias"})
     probe = Probe(some_vit(), 4)
     assert list(trained_parameters(probe)) == ["head.weight", "head.bias"]
     assert torch.equal(probe.features(x), probe.backbone.features(x)[:, 0])

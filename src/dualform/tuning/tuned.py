@@ -36,8 +36,7 @@ class Tuned(nn.Module):
     def __init__(self, backbone: ViT, *, detach_backbone: bool = True) -> None:
         super().__init__()
         self.backbone, self.detach_backbone = backbone, detach_backbone
-        if detach_backbone:
-            backbone.requires_grad_(False)
+        (backbone if detach_backbone else backbone.head).requires_grad_(False)  # its own head is never asked
         self.register_buffer("selected", None)
         self.train(self.training)
 
