@@ -15,6 +15,7 @@ from dualform.explain import open_memory
 from dualform.models import TransformerLM, ViT
 from dualform.show.examples import Examples
 from dualform.show.examples.vocabulary import Words
+from dualform.show.views.allocation import ThroughTraining
 from dualform.show.views.attention import Looking, attention
 from dualform.show.views.explorer import Explorer, Place
 from dualform.show.views.heads import see
@@ -211,6 +212,35 @@ def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path):
     with serving(explorer) as served:
         page = served.get("/attention/test/4?layer=backbone.blocks.1.attn&token=2")
         assert page.status == 200 and "4 tokens, 17 others" in page.text and "query token 2" in page.text
+
+
+@pytest.mark.parametrize("name", ["gqa", "kdgqa", "dgqa"])
+def test_the_page_shows_which_heads_share_keys_and_how_that_came_to_be(name, tmp_path):
+    torch.manual_seed(0)
+    options = {"window": 3} if name == "dgqa" else {}
+    model = ViT(12, 3, channels=1, classes=3, width=16, heads=8, layers=2, attention=name, groups=4, **options)
+    pictures, labels = some_pictures()
+    few_steps(model, tmp_path / "memory", (pictures,), labels, 9)
+    examples = Examples(pictures, labels)
+    explorer = Explorer(open_memory(tmp_path / "memory"), model.eval(), examples, examples)
+    explorer.desk.patience = math.inf
+    found = attention(explorer, FOURTH, Looking("blocks.1.attn")).allocation
+    assert found is not None and found.heads == 8
+    assert [head for each in found.groups for head in each.heads] == list(range(8))
+    if name == "gqa":
+        assert [len(each.heads) for each in found.groups] == [2, 2, 2, 2] and found.through is None
+        return
+    assert isinstance(found.through, ThroughTraining) and found.through.steps == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert found.through.heads[-1] == [len(each.heads) for each in found.groups]
+    for step, counts in zip(found.through.steps, found.through.heads, strict=True):
+        then: Any = ViT(12, 3, channels=1, classes=3, width=16, heads=8, layers=2, attention=name, groups=4, **options)
+        explorer.memory.at(step).load_into(then.eval())
+        with torch.no_grad():
+            tokens = then.blocks[1].norm1(then.blocks[0](then.embed(pictures[4:5])))
+            assert then.blocks[1].attn.allocate(tokens)[0].tolist() == counts
+    with serving(explorer) as served:
+        page = served.get("/attention/test/4?layer=blocks.1.attn").text
+        assert "Which heads share keys and values" in page and "Through training" in page
 
 
 def test_a_text_is_seen_from_its_last_token_and_words_name_its_windows(tmp_path):

@@ -8,6 +8,7 @@ from dualform.errors import QueryError
 from dualform.svm.support import By
 
 from ..examples import Shown
+from .allocation import Allocation, allocation
 from .explorer import AtPlace, Explorer, Place, visible
 from .heads import Seen, attention_layers, see
 from .prediction import Prediction, Question, eachs_of, predict
@@ -58,6 +59,8 @@ class Attention(AtPlace):
     """The side of the grid of patches, for a picture; else 0."""
     support: Carried | None
     """The tokens that carry what the heads give; None where the layer is no expansion that we know."""
+    allocation: Allocation | None
+    """Which query heads share which keys and values; None where each has its own."""
     projections: list[str]
     """The recorded layers inside this one."""
     recalled: Prediction | Pending | None
@@ -94,6 +97,7 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
         queries=[names([i]) if n == m else f"query token {i}" for i in range(n)],
         patches=side,
         support=_support(seen, head, token, looking.by, names),
+        allocation=allocation(explorer, layer, place, seen),
         projections=inside,
         recalled=None if recalled is None else predict(explorer, place, _question(explorer, recalled)),
     )
