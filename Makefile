@@ -40,8 +40,12 @@ reproduce: $(READY) ## run all experiments of the papers again, and make their r
 	@$(BIN)/python -m experiments.primal_dual.page
 	@$(BIN)/dualform reproduce attention-svm $(ARGS)
 	@$(BIN)/python -m experiments.attention_svm.page
+	@$(BIN)/dualform reproduce rcmha $(ARGS)
+	@$(BIN)/python -m experiments.rcmha.page
 	@$(BIN)/dualform reproduce vqt $(ARGS)
 	@$(BIN)/python -m experiments.vqt.page
+	@$(BIN)/dualform reproduce key-driven-gqa $(ARGS)
+	@$(BIN)/python -m experiments.key_driven_gqa.page
 
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis

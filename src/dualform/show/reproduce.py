@@ -13,7 +13,9 @@ PAPERS = {
     "dual-form": "experiments.dual_form.run",
     "primal-dual": "experiments.primal_dual.run",
     "attention-svm": "experiments.attention_svm.run",
+    "rcmha": "experiments.rcmha.run",
     "vqt": "experiments.vqt.run",
+    "key-driven-gqa": "experiments.key_driven_gqa.run",
 }
 """Each with ``EXPERIMENTS``, variants by name, ``ON_REQUEST``, variants that are only run where they are named, and
 ``reproduce(experiment, options)``."""
