@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_whole, unchecked
-from torch import Tensor, nn
+from torch import nn
 
 import dualform
 from dualform.errors import SizeError
@@ -57,7 +57,7 @@ def test_in_the_released_code_segments_are_not_one_text():
 def test_the_past_is_remembered_in_order_and_learns_nothing(name):
     """Check 10: first in, first out; never longer than it may be; without a gradient."""
     model, tokens = lm(name, memory=7), torch.randint(11, (2, 12))
-    seen: list[Tensor] = []
+    seen: list[Any] = []
     model.embed.register_forward_hook(lambda module, args, output: seen.append(output))
     inputs: list[Any] = []
     model.blocks[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))

@@ -1,0 +1,70 @@
+"""What an update costs with each attention: its time, what it keeps for the backward pass, how a process grows."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+from experiments.primal_dual.cost import kept_bytes, peak_bytes, timed
+from experiments.runs import console
+
+from .settings import EXPERIMENTS, CostSettings, Settings, tiny
+from .texts import Segment
+from .training import Trainer, training_segments
+
+
+def measure(settings: CostSettings) -> dict[str, Any]:
+    """By experiment and variant: milliseconds of an update, megabytes kept for it, and by which a process grows."""
+    torch.set_num_threads(1)
+    names = track(settings.experiments, "timing", console=console, transient=True)
+    return {name: of_experiment(name, settings) for name in names}
+
+
+def of_experiment(name: str, settings: CostSettings) -> dict[str, Any]:
+    """All variants on the same segment, with a memory that is full."""
+    variants = {key: tiny(each) if settings.quick else each for key, each in EXPERIMENTS[name].items()}
+    works, kept, grown, parameters = [], [], [], []
+    for each in variants.values():
+        assert isinstance(each, Settings)
+        trainer, segment = with_full_memory(each)
+        kept.append(kept_bytes(trainer.model, lambda t=trainer, s=segment: loss_of(t, s)) / 1e6)
+        grown.append(peak_bytes(lambda each=each: fresh_update(each)) / 1e6)
+        parameters.append(sum(p.numel() for p in trainer.model.parameters()))
+        works.append(lambda t=trainer, s=segment: again(t, s))
+    times = timed(works, settings.turns)
+    return {
+        key: {"milliseconds": 1e3 * statistics.median(took), "kept_megabytes": k, "grown_megabytes": g, "parameters": p}
+        for key, took, k, g, p in zip(variants, times, kept, grown, parameters, strict=True)
+    }  # fmt: skip
+
+
+def with_full_memory(settings: Settings) -> tuple[Trainer, Segment]:
+    """A network that has read enough to remember as much as it can, and the segment that comes next."""
+    trainer, steps = Trainer(settings), -(-settings.memory // settings.segment) + 1
+    *first, last = training_segments(settings, steps)
+    with torch.no_grad():
+        for segment in first:
+            _, trainer.state = trainer.model(segment.x, trainer.state)
+    return trainer, last._replace(again=False)
+
+
+def again(trainer: Trainer, segment: Segment) -> None:
+    """One update, from what was remembered before it."""
+    before = trainer.state
+    trainer.update(segment)
+    trainer.state = before
+
+
+def fresh_update(settings: Settings) -> Callable[[], None]:
+    """The first update of a network of its own, so that also its optimiser's state is counted."""
+    trainer, segment = with_full_memory(settings)
+    return lambda: again(trainer, segment)
+
+
+def loss_of(trainer: Trainer, segment: Segment) -> Tensor:
+    """The loss of a segment."""
+    logits, _ = trainer.model(segment.x, trainer.state)
+    return nn.functional.cross_entropy(logits.flatten(0, 1), segment.y.flatten())

@@ -1,0 +1,264 @@
+"""docs/results/rcmha.md, made of what is kept of the runs: every number on it stands in one of their files.
+
+python -m experiments.rcmha.page [--runs runs/rcmha] [--restore]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.page import Page, difference, missing_of, times_of
+from experiments.results import DOCS, spread, table
+
+from .copying import ENOUGH
+from .results import ARCHIVE
+from .settings import EXPERIMENTS, FOUR, NETWORKS, ONCE, CopySettings, Settings
+
+values = ARCHIVE.values
+PAGE = Page(DOCS / "results" / "rcmha.md", "rcmha", ARCHIVE)
+NAMES = {"softmax": "MHA", "mdha": "MDHA", "relative": "RMHA", "relative-conv": "RCMHA"}
+"""What the paper calls them."""
+PAPER = {"softmax": "–", "mdha": "–", "relative": "–", "relative-conv": "0.572"}
+"""Accuracies that the paper's abstract has."""
+
+
+def found(experiment: str, variant: str, part: str, key: str) -> list[float]:
+    """A number of every network of a variant."""
+    return values(experiment, variant, "training", part, key)
+
+
+def called(variant: str) -> str:
+    """With the paper's name for it."""
+    return f"{variant} ({NAMES[variant]})" if variant in NAMES else variant
+
+
+# ------------------------------------------------------------------------------------------- parts of the page
+
+
+def learned() -> str:
+    """What each attention learns."""
+    parts = []
+    for experiment, digits in (("characters", 3), ("words", 3)):
+        names = [name for name in EXPERIMENTS[experiment] if found(experiment, name, "valid", "loss")]
+        if not names:
+            continue
+        unit = "bits a character" if experiment == "characters" else "perplexity"
+        rows = []
+        for name in names:
+            many = len(found(experiment, name, "valid", "loss"))
+            measure = found(experiment, name, "valid", "bits" if experiment == "characters" else "perplexity")
+            rows.append([
+                called(name) + (f", {many} networks" if many < NETWORKS else ""), spread(found(experiment, name, "valid", "loss"), digits),
+                spread(measure, 3 if experiment == "characters" else 1), spread(found(experiment, name, "valid", "accuracy"), digits),
+                spread(found(experiment, name, "train", "loss"), digits), spread(found(experiment, name, "train", "accuracy"), digits),
+                PAPER.get(name, "–"),
+            ])  # fmt: skip
+        head = [
+            "attention",
+            "validation loss",
+            unit,
+            "validation accuracy",
+            "training loss",
+            "training accuracy",
+            "accuracy in the paper",
+        ]
+        parts.append(f"### {experiment}\n\n{about(experiment)}\n\n{table(head, rows)}\n\n{verdict(experiment, names)}")
+    if not parts:
+        return ""
+    return "\n\n".join([
+        "## What is learned",
+        f"Mean ± sample deviation over {NETWORKS} networks, each after its last update; none is selected. Losses are in nats, means over "
+        "tokens; accuracy is the share of next tokens that are guessed. Training figures are of the last 100 updates, each before its step. All variants have the same settings, which "
+        "were not tuned for any of them. `…-alone`: nothing is remembered. `relative-conv-reference`: queries are convolved over the "
+        "segment alone, as in the released code.",
+        *parts,
+    ])  # fmt: skip
+
+
+def about(experiment: str) -> str:
+    """What it is trained on, and how."""
+    settings = EXPERIMENTS[experiment]["softmax"]
+    assert isinstance(settings, Settings)
+    from .texts import LEAST, read
+
+    text = read(settings.text)
+    symbols = (
+        f"{len(text.symbols):,} words, all there are" if settings.text == "words"
+        else f"{len(text.symbols)} characters, those that occur less than {LEAST} times as one of them"
+    )  # fmt: skip
+    read_ = settings.updates * settings.batch * settings.segment
+    return (
+        f"WikiText-2 by {settings.text} ({symbols}; {len(text.train):,} for training, of which {read_:,} are read, and the first "
+        f"{settings.validated:,} for validation). {settings.layers} layers of width {settings.width} with {settings.heads} heads and a hidden layer "
+        f"of {settings.hidden}; {settings.batch} streams, segments of {settings.segment}, as many remembered; "
+        f"{settings.updates:,} updates of Adam with Noam's schedule, {settings.peak:g} at update {settings.warmup:,}; gradients clipped at {settings.clip:g}."
+    )
+
+
+def verdict(experiment: str, names: Sequence[str]) -> str:
+    """Differences of the validation loss that are larger than twice their error."""
+    rows = []
+    for place, one in enumerate(names):
+        for two in names[place + 1 :]:
+            gap = difference(*(found(experiment, name, "valid", "loss") for name in (one, two)))
+            if gap is not None:
+                lower = "–" if abs(gap[0]) <= gap[1] else one if gap[0] > 0 else two
+                rows.append([f"{one}, {two}", f"{abs(gap[0]):.3f} ± {gap[1]:.3f}", lower])
+    if not rows:
+        return ""
+    return table(
+        ["validation losses of", "differ by, ± two standard errors", "the lower, where that is more"], rows
+    ) + (
+        "\n\nWith so few networks and so many comparisons some such differences are chance. They are of these settings, and "
+        "of networks that have seen little text; no more is claimed."
+    )
+
+
+def copied() -> str:
+    """Random symbols, said again."""
+    rows = []
+    for name in FOUR:
+        networks = values("copying", name, "training")
+        if networks:
+            settings = EXPERIMENTS["copying"][name]
+            assert isinstance(settings, CopySettings)
+            cells = []
+            for back in map(str, settings.distances):
+                after = [each[back]["learned"] for each in networks]
+                cells += [
+                    spread([100 * each[back]["accuracy"] for each in networks]),
+                    ", ".join("–" if each is None else str(each) for each in after),
+                ]
+            rows.append([called(name), *cells])
+    if not rows:
+        return ""
+    settings = EXPERIMENTS["copying"]["softmax"]
+    assert isinstance(settings, CopySettings)
+    head = ["attention"]
+    for back in settings.distances:
+        head += [f"{back} back, %", f"updates to {100 * ENOUGH:.0f} %"]
+    return "\n\n".join([
+        "## What came before, said again",
+        f"Random symbols, {settings.symbols} of them, in sequences of {settings.segment}; the network is to say at each place what stood so many places before. {settings.layers} layers of "
+        f"width {settings.width}, {settings.updates} updates of {settings.batch}, Adam with {settings.learning_rate:g}; accuracy on new symbols after the last, and the update by which each network had learned it.",
+        table(head, rows),
+    ])  # fmt: skip
+
+
+def costs() -> str:
+    """Time and memory of an update."""
+    measured = values("costs", "all", "costs")
+    if not measured:
+        return ""
+    parts = []
+    for experiment in (name for name in measured[0] if isinstance(measured[0][name], dict)):
+        rows = [
+            [called(name), f"{c['parameters']:,}", f"{c['milliseconds']:.1f}", f"{c['kept_megabytes']:.1f}", f"{c['grown_megabytes']:.1f}"]
+            for name, c in measured[0][experiment].items()
+        ]  # fmt: skip
+        head = ["attention", "parameters", "ms an update", "MB kept for the backward pass", "MB a process grows"]
+        parts.append(f"### {experiment}\n\n{table(head, rows)}")
+    return "\n\n".join([
+        "## What an update costs",
+        "Median over turns, one thread, all on the same segment with a full memory. *Kept* are the tensors that the forward pass "
+        "saves, parameters aside; *grows* is the first update of a network in a process of its own, with gradients and the state of Adam, "
+        "in float32. The paper's abstract gives 2.98 GB for the most frugal module against 3.5 GB for RMHA, and prints RMHA for both; "
+        "the first must mean RCMHA. At equal shapes RCMHA has 3·d·(k + 1) parameters a layer and three tensors of activations more than "
+        "RMHA, so the module cannot by itself take less; that gap must come from the setup or the measurement. Relative positions are looked up "
+        "for each sequence of a batch, so that a recorder can tell who trained them; that costs memory, too, and softmax and MDHA run on torch's fused kernel, which keeps no weights.",
+        *parts,
+    ])  # fmt: skip
+
+
+def recorded() -> str:
+    """Certificates, and where a character comes from."""
+    rows, shown = [], []
+    for name in FOUR:
+        for training, asked in zip(
+            values("recorded", name, "training"), values("recorded", name, "asked"), strict=False
+        ):
+            worst, noise = certificates(name, training["certificate"])
+            rows.append([
+                called(name), f"{training['valid']['bits']:.2f}", f"{worst:.1e}", f"{noise:.1e}" if noise else "–", training["marks"],
+                f"{training['memory_megabytes']:,}",
+            ])  # fmt: skip
+            shown.append(_asked(name, asked))
+    if not rows:
+        return ""
+    settings = EXPERIMENTS["recorded"]["softmax"]
+    assert isinstance(settings, Settings)
+    return "\n\n".join([
+        "## Recorded and asked",
+        f"A small network of each (one layer of width {settings.width}, {settings.updates} updates, characters) trained while it is recorded in float32. *Certificate*: "
+        "the worst relative error of a parameter rebuilt from the memory; tables of positions, u and convolutions are among them. *Of key "
+        "biases*: under a softmax a shift of all keys changes nothing, so the gradient of the bias that keys get last (of their projection or, behind that, their convolution) is rounding alone, which Adam "
+        "makes as large as any other. Then one place of the validation text is asked for, with a full memory before it: the training passages that add most to the logit of "
+        "the character that the network says next, through the last layer and through the values of its attention, where the place may lie in what was remembered.",
+        table(["attention", "bits a character", "certificate", "of key biases", "marks", "memory, MB"], rows),
+        *shown,
+    ])  # fmt: skip
+
+
+def certificates(attention: str, of: dict[str, float]) -> tuple[float, float]:
+    """The worst relative error of a parameter, and apart from it that of biases of keys that have no effect."""
+    part = ".attn.key." if attention == "softmax" else ".attn.key_conv."
+    idle = {name for name in of if part in name and name.endswith("bias")}
+    return max(of[name] for name in of if name not in idle), max((of[name] for name in idle), default=0.0)
+
+
+def _asked(name: str, asked: dict[str, Any]) -> str:
+    rows = [
+        [layer, f"… {_plain(hit['before'])}**{_plain(hit['symbol'])}**{_plain(hit['after'])} …", f"{hit['adds']:+.3g}, step {hit['step']:,}"]
+        for layer, hits in asked["layers"].items()
+        for hit in hits
+    ]  # fmt: skip
+    said = f"After “… {_plain(asked['prompt'])}” it says “{_plain(asked['said'])}”; “{_plain(asked['next'])}” is what comes."
+    return f"### {called(name)}\n\n{said}\n\n{table(['layer', 'passage', 'adds'], rows)}"
+
+
+def _plain(text: str) -> str:
+    for mark, written in (("\\", "\\\\"), ("|", "\\|"), ("*", "\\*"), ("_", "\\_"), ("<", "&lt;"), ("\n", "⏎")):
+        text = text.replace(mark, written)
+    return "␣" if text == " " else text
+
+
+HEAD = """# Relative positions and convolutions in attention
+
+After Sugiharto, Aradea, Mubarok (2023), *RCMHA: Relative Convolutional Multi-Head Attention for Natural Language Modelling*, arXiv 2308.03429. This page
+is made by `python -m experiments.rcmha.page` from the run folders of
+
+    dualform reproduce rcmha
+
+**Claim of the paper.** Attention with relative positions in its scores and depth-wise convolutions of queries, keys and values (RCMHA) predicts the next
+token better than attention with one of these (RMHA, MDHA) or neither (MHA), with an accuracy of 0.572, and takes less memory than RMHA: 2.98 GB against 3.5 GB.
+
+## Where we differ
+
+1. Of the paper only the abstract was at hand: its corpus, its settings and all other figures are not known here, so no number below can be set beside its own.
+   The text, sizes and schedule are ours; the modules follow the released code and, where that leaves it open, the papers they come from.
+2. The entry script of the released code builds plain relative attention, without a convolution. Here RCMHA is what its class says.
+3. The released code counts accuracy over all training and validation batches since the start, so a figure taken from it is a running mean.
+   Here training and validation are apart, and each is a mean over tokens.
+4. The released code convolves queries over the segment alone. Here they see what is remembered, so that two segments are one; `mode="reference"` is the other way.
+5. The abstract speaks of convolving the input embedding; the code, and so this, convolves queries, keys and values.
+6. Layers begin with weights of their own; in the released code all are copies of the first. Tables of positions have as many rows as there are offsets, not 8,192.
+7. MHA and MDHA have sinusoids of the place, counted from the oldest token remembered. With a memory older tokens have had the same places, which is a handicap; `softmax-alone` remembers
+   nothing."""
+
+
+def main() -> None:
+    """Collect results and write the page, or restore run folders."""
+    PAGE.main(
+        HEAD,
+        [
+            lambda: missing_of(ARCHIVE, EXPERIMENTS, lambda name: 1 if name in ONCE else NETWORKS),
+            learned,
+            copied,
+            costs,
+            recorded,
+            lambda: times_of(ARCHIVE, EXPERIMENTS, "rcmha"),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What is trained, and how. The paper's own settings are not known here; these are for one thread of a processor."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .texts import TextName
+
+FOUR = ("softmax", "mdha", "relative", "relative-conv")
+"""The attentions that the paper compares: MHA, MDHA, RMHA, RCMHA."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A language model with one attention of the table, on one text."""
+
+    text: TextName
+    attention: str = "softmax"
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the attention layers are told beside their width and heads."""
+    width: int = 64
+    heads: int = 4
+    layers: int = 3
+    hidden: int = 128
+    segment: int = 64
+    memory: int = 64
+    batch: int = 16
+    updates: int = 1500
+    peak: float = 5e-3
+    """The learning rate at the end of the warm-up; Noam's schedule before and after."""
+    warmup: int = 300
+    clip: float = 1.0
+    validated: int = 200_000
+    """Tokens of the validation text that networks are judged on."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CostSettings:
+    """Updates of which networks are timed, and how often; one thread."""
+
+    experiments: tuple[str, ...] = ("characters", "words")
+    turns: int = 7
+    seed: int = 0
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    """A small network that is to say again what it read some steps before."""
+
+    attention: str
+    distances: tuple[int, ...] = (1, 3)
+    symbols: int = 12
+    segment: int = 32
+    width: int = 32
+    heads: int = 4
+    layers: int = 2
+    batch: int = 32
+    updates: int = 600
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+AnySettings = Settings | CostSettings | CopySettings
+
+
+def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
+    """The same with each attention, and other variants."""
+    return {**{name: replace(base, attention=name) for name in FOUR}, **others}
+
+
+CHARACTERS = Settings("characters")
+WORDS = Settings("words", batch=8, layers=2, updates=350, warmup=100, peak=3e-3, validated=50_000)
+RECORDED = Settings(
+    "characters", width=32, layers=1, hidden=64, segment=32, memory=32, batch=8, updates=400, warmup=100, peak=5e-3,
+    validated=20_000,
+)  # fmt: skip
+
+EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
+    "characters": over(
+        CHARACTERS,
+        **{
+            "softmax-alone": replace(CHARACTERS, memory=0),
+            "relative-conv-alone": replace(CHARACTERS, attention="relative-conv", memory=0),
+            "relative-conv-reference": replace(CHARACTERS, attention="relative-conv", options={"mode": "reference"}),
+        },
+    ),
+    "words": over(WORDS),
+    "copying": {name: CopySettings(name) for name in FOUR},
+    "recorded": over(RECORDED),
+    "costs": {"all": CostSettings()},
+}
+"""By experiment and variant."""
+
+ON_REQUEST: dict[str, dict[str, Settings]] = {}
+NETWORKS, ONCE = 3, ("recorded", "costs")
+"""How many networks of each variant are trained, and experiments that are made once."""
+
+
+def tiny(settings: AnySettings) -> AnySettings:
+    """The same for a few steps, to see that all of it runs."""
+    if isinstance(settings, CostSettings):
+        return replace(settings, turns=1, quick=True)
+    if isinstance(settings, CopySettings):
+        return replace(settings, updates=3, batch=2)
+    return replace(
+        settings, updates=3, width=16, hidden=16, layers=1, batch=2, segment=8, memory=settings.memory and 8,
+        validated=100,
+    )  # fmt: skip
