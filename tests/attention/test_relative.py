@@ -396,8 +396,9 @@ def test_going_on_from_a_cache_is_reading_all_of_it(name, steps, options):
 
 
 def test_what_has_no_cache_says_so():
-    with pytest.raises(SizeError, match="a BatchNormAttention cannot go on from a cache"):
-        layer("bn").step(random(1, 1, 12))
+    for name, kind in (("bn", "BatchNormAttention"), ("sh", "ScaledHeadAttention")):
+        with pytest.raises(SizeError, match=f"a {kind} cannot go on from a cache"):
+            layer(name).step(random(1, 1, 12))
     _, cache = layer("relative").step(random(1, 1, 12))
     with pytest.raises(SizeError, match="x has a batch of 2, and the cache one of 1"):
         layer("relative").step(random(2, 1, 12), cache)

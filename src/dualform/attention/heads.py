@@ -42,6 +42,12 @@ class Group(NamedTuple):
     pairs: Pairs
 
 
+Projected = tuple[Float[Tensor, "b n D"], Float[Tensor, "b m E"], Float[Tensor, "b m E"]]
+"""Queries, keys and values of all heads, side by side."""
+Before = tuple[Float[Tensor, "b _ _"], ...]
+"""Of queries, keys and values what the next token is mixed with."""
+
+
 class Heads(nn.Module):
     """Attention. A member of the family says in ``groups`` what its heads see, and has a kernel.
 
@@ -102,8 +108,35 @@ class Heads(nn.Module):
         found = self.expansions(x, context, padding=padding, causal=causal)
         return self.in_order([each.over_tokens() for each in found])
 
+    def step(
+        self, x: Float[Tensor, "b n D"], cache: Cache | None = None
+    ) -> tuple[Float[Tensor, "b n D"], Cache]:  # fmt: skip
+        """What causal attention gives the next tokens, one or more, after those of the cache; and the cache with them.
+
+        ``y, cache = layer.step(x[:, :1])``, then ``layer.step(x[:, 1:2], cache)``, … is ``layer(x, causal=True)``.
+        """
+        if not self.segments:
+            raise SizeError(
+                f"a {type(self).__name__} cannot go on from a cache: what a token sees is not made of single keys. "
+                "Layers whose segments is True can: softmax, gqa, relative, …"
+            )
+        see_that_they_fit(x, x, None, self.width, True)
+        if cache is not None and len(cache.k) != len(x):
+            raise SizeError(f"x has a batch of {len(x)}, and the cache one of {len(cache.k)}.")
+        projected, before = self.continued(x, () if cache is None else cache.before)
+        q, k, v = (split_heads(each, each.shape[-1] // self.size) for each in projected)
+        if cache is not None:
+            k, v = torch.cat([cache.k, k], -2), torch.cat([cache.v, v], -2)
+        pairs = Pairs(k, v, Windows(k.shape[-2]), causal=True, shared=self.heads // k.shape[1])
+        found = self.kernel.outputs(q, pairs, self.norm, self.dropout if self.training else 0.0)
+        return self.out(merge_heads(found)), Cache(k, v, before)
+
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """Queries, and the pairs that they see. In self-attention ``context`` is ``x`` itself."""
+        raise NotImplementedError
+
+    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+        """Queries, keys and values of the tokens of a step, and what is to be known for those that follow."""
         raise NotImplementedError
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
@@ -140,12 +173,6 @@ def from_timm(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             state[f"{prefix}out.{kind}"] = state.pop(f"{prefix}proj.{kind}")
 
 
-Projected = tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]
-"""Queries, keys and values of all heads."""
-Before = tuple[Float[Tensor, "b _ D"], ...]
-"""Of queries, keys and values what the next token is mixed with."""
-
-
 class MultiHead(Heads):
     """Heads with one projection each for queries, keys and values, which all see all tokens.
 
@@ -169,29 +196,6 @@ class MultiHead(Heads):
         """Queries, keys and values."""
         return self.query(x), self.key(context), self.value(context)
 
-    def step(
-        self, x: Float[Tensor, "b n D"], cache: Cache | None = None
-    ) -> tuple[Float[Tensor, "b n D"], Cache]:  # fmt: skip
-        """What causal attention gives the next tokens, one or more, after those of the cache; and the cache with them.
-
-        ``y, cache = layer.step(x[:, :1])``, then ``layer.step(x[:, 1:2], cache)``, … is ``layer(x, causal=True)``.
-        """
-        if not self.segments:
-            raise SizeError(
-                f"a {type(self).__name__} cannot go on from a cache: what a token sees is not made of single keys. "
-                "Layers that can have segments=True."
-            )
-        see_that_they_fit(x, x, None, self.width, True)
-        if cache is not None and len(cache.k) != len(x):
-            raise SizeError(f"x has a batch of {len(x)}, and the cache one of {len(cache.k)}.")
-        projected, before = self.continued(x, () if cache is None else cache.before)
-        q, k, v = (split_heads(each, self.heads) for each in projected)
-        if cache is not None:
-            k, v = torch.cat([cache.k, k], -2), torch.cat([cache.v, v], -2)
-        pairs = Pairs(k, v, Windows(k.shape[-2]), causal=True)
-        found = self.kernel.outputs(q, pairs, self.norm, self.dropout if self.training else 0.0)
-        return self.out(merge_heads(found)), Cache(k, v, before)
-
     def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
-        """Queries, keys and values of new tokens, and what is to be known for those that follow."""
+        """All heads have keys and values of their own, and nothing else is to be known."""
         return self.projected(x, x, None, True), ()
