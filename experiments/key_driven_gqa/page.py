@@ -27,6 +27,7 @@ TOLD = {
     "dgqa-reference": "dynamic (ema) as released: evaluation changes the allocation",
     "pgqa": "perturbed: Gaussian noise on attention maps, in training alone",
     "pgqa-reference": "perturbed as released: uniform noise on outputs, in evaluation too",
+    "pgqa-centred": "perturbed: Gaussian noise of mean 0 on attention maps, in training alone (an extension)",
     "mqa": "multi-query attention: one group",
 }
 

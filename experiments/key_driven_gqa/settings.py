@@ -63,6 +63,7 @@ GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "dgqa-reference": ("dgqa", {"kind": "ema", "window": WINDOW, "mode": "reference"}),
     "pgqa": ("pgqa", {}),
     "pgqa-reference": ("pgqa", {"mode": "reference"}),
+    "pgqa-centred": ("pgqa", {"centred": True}),
 }
 """Attentions and their options, by the names of their variants."""
 
@@ -78,10 +79,11 @@ def over(start: Start, names: dict[int, list[str]]) -> dict[str, AnySettings]:
 
 
 SOME = ["gqa", "kdgqa", "kdgqa-least", "dgqa-ema", "dgqa-reference", "pgqa"]
+MOST = [name for name in GROUPED if name != "pgqa-centred"]
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "checkpoints": {"fashion-mnist": FASHION, "cifar10": CIFAR},
-    "fashion-mnist": over(FASHION, {4: list(GROUPED), 2: list(GROUPED)}),
+    "fashion-mnist": over(FASHION, {4: list(GROUPED), 2: MOST}),
     "cifar10": over(CIFAR, {4: SOME}),
     "recorded": {
         "mha": Recording(),

@@ -92,6 +92,13 @@ def test_evaluation_is_the_same_in_any_order_and_after_loading():
     assert plain.allocation.tolist() == [3] * 4  # weights alone are copied
 
 
+def test_what_is_held_can_be_written_out_as_multi_head_attention():
+    one, x = made().eval(), random(2, 5, 24)
+    one.allocation.copy_(torch.tensor([5, 0, 1, 6]))
+    close(load_from(layer("softmax", 24, 12), one)(x), one(x))
+    close(load_from(layer("gqa", 24, 12, groups=12), one)(x), one(x))
+
+
 def test_nothing_to_go_by_is_no_error():
     """The same batch twice changes nothing: then the norms themselves count. Without keys the allocation stays."""
     one, x = made("diff", window=1), random(3, 5, 24)

@@ -98,6 +98,17 @@ def test_without_noise_it_is_grouped_query_attention(target, noise):
     assert (always(x) - always(x)).abs().max() > 1e-3
 
 
+def test_centred_noise_keeps_the_sum_of_every_line():
+    x, drawn, kept = random(3, 2, 4, 6).softmax(-1), random(2, 4, 6, seed=1), random(3, 1, 4, 6, seed=2) > -0.5
+    e = noise_like(x, drawn, kept, centred=True)
+    assert e.sum(-1).abs().max() < 1e-12 and not e.masked_select(~kept.expand_as(e)).any()
+    close(e, noise_like(x, drawn, kept) - (x * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True) * kept)
+    one, tokens = made(centred=True), random(2, 5, 12)
+    with torch.no_grad():  # values that are all the same are given back, whatever the noise
+        one.value.weight.zero_()
+    close(one(tokens), plain(one)(tokens))
+
+
 @pytest.mark.parametrize("mode", ["clean", "reference"])
 def test_gradients_flow_through_the_noise(mode):
     one, x = made(mode=mode), random(2, 4, 12).requires_grad_()

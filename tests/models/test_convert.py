@@ -161,7 +161,7 @@ def synthetic(count: int, seed: int) -> tuple[Tensor, Tensor]:
     labels = torch.randint(4, (count,), generator=random)
     grid = torch.arange(32.0)
     shift = 8 * torch.rand(count, 2, 1, 1, generator=random)
-    down, across = grid[:, None] + shift[:, 0], grid[None, :] + shift[:, 1]
+    down, across = torch.broadcast_tensors(grid[:, None] + shift[:, 0], grid[None, :] + shift[:, 1])
     far = ((down - 20).square() + (across - 20).square()).sqrt()
     kinds = torch.stack(
         [(down / 1.3).sin(), (across / 1.3).sin(), 2 * (-far / 4).exp(), 2 * (-(far - 8).abs() / 2).exp()], 1

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
+from .allocation import owners
+from .dynamic import DynamicAttention
 from .grouped import GroupedQueryAttention, resized
 from .heads import Heads
 from .scaled import ScaledHeadAttention
@@ -25,7 +27,8 @@ class Projection(NamedTuple):
 def load_from(layer: Layer, other: nn.Module) -> Layer:
     """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
     same width and heads. Other parameters stay. Where key/value heads get fewer, each becomes the mean of a run of
-    them; where they get more, each is there several times, which is the same function.
+    them; where they get more, each is there several times, which is the same function (not so for ``kdgqa``, where
+    each example has groups of its own).
     """
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
@@ -50,6 +53,9 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
         mine = layer.get_submodule(name)
         if name in ("key", "value"):
             groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
+            if isinstance(other, DynamicAttention) and groups == layer.heads:
+                held = owners(other.allocation, layer.heads)
+                weight, bias = (rows.unflatten(0, (-1, layer.size))[held].flatten(0, 1) for rows in (weight, bias))
             weight, bias = (resized(rows, layer.size, groups, layer.heads) for rows in (weight, bias))
         if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
             weights, biases = layer.split_by_scale(weight), layer.split_by_scale(bias)

@@ -31,17 +31,19 @@ class PerturbedAttention(GroupedQueryAttention):
     "output": what each head gives, all tokens and numbers as one row. ``noise`` is "normal" or "uniform" before it is
     standardised. ``train_only``: there is none in evaluation. None is what ``mode`` has: "clean" is map, normal, True;
     "reference", as released, is output, uniform, False, where entry i of the i-th row of a group is 0 before it is
-    standardised. ``weights`` and ``expansions`` are without noise, as they are without dropout.
+    standardised. ``centred``: the mean of the noise is 0 instead of that of the row, so lines of weights keep their sum
+    (an extension: without it most of what a head gives is taken away, and evaluation is another function).
+    ``weights`` and ``expansions`` are without noise, as they are without dropout.
     """
 
     def __init__(
         self, width: int, heads: int, *, groups: int | None = None, mode: Mode = "clean", target: Target | None = None,
-        noise: Noise | None = None, scale: float = 1.0, train_only: bool | None = None, dropout: float = 0.0,
-        bias: bool = True,
+        noise: Noise | None = None, scale: float = 1.0, centred: bool = False, train_only: bool | None = None,
+        dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
         clean = chosen("mode", mode, ("clean", "reference")) == "clean"
-        self.mode, self.scale = mode, scale
+        self.mode, self.scale, self.centred = mode, scale, centred
         self.target = chosen("target", target or ("map" if clean else "output"), ("map", "output"))
         self.noise: Noise = chosen("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
         self.train_only = clean if train_only is None else train_only
@@ -59,7 +61,12 @@ class PerturbedAttention(GroupedQueryAttention):
             drawn = self._drawn(rows[0])
             if self.mode == "reference":
                 drawn.diagonal(dim1=-2, dim2=-1).zero_()
-            return (rows - self.scale * noise_like(rows, drawn)).flatten(1, 2).view_as(found).to(found.dtype)
+            return (
+                (rows - self.scale * noise_like(rows, drawn, centred=self.centred))
+                .flatten(1, 2)
+                .view_as(found)
+                .to(found.dtype)
+            )
         own = context is None or context is x
         found = self.expansions(x, context, padding=padding, causal=causal)
         return self.in_order([self._disturbed(each, own) for each in found])
@@ -72,7 +79,7 @@ class PerturbedAttention(GroupedQueryAttention):
         kept = kept if each.hidden is None else kept & ~each.hidden
         if own:
             kept = kept & ~torch.eye(n, m, dtype=torch.bool, device=weights.device)
-        weights = weights - self.scale * noise_like(weights, self._drawn(weights[0]), kept)
+        weights = weights - self.scale * noise_like(weights, self._drawn(weights[0]), kept, self.centred)
         dropped = F.dropout(weights.to(each.values.dtype), self.dropout, self.training)
         return dropped @ each.values
 
@@ -88,13 +95,17 @@ class PerturbedAttention(GroupedQueryAttention):
 
 
 def noise_like(
-    x: Float[Tensor, "b *s L"], drawn: Float[Tensor, "*s L"], kept: Bool[Tensor, "#b *#s L"] | None = None
-) -> Float[Tensor, "b *s L"]:
-    """Noise whose rows have the means and deviations (unbiased) of those of x; nothing where it is not ``kept``."""
+    x: Float[Tensor, "b *s L"], drawn: Float[Tensor, "*s L"], kept: Bool[Tensor, "#b *#s L"] | None = None,
+    centred: bool = False,
+) -> Float[Tensor, "b *s L"]:  # fmt: skip
+    """Noise whose rows have the means and deviations (unbiased) of those of x; nothing where it is not ``kept``.
+
+    ``centred``: the means are 0 instead.
+    """
     kept = torch.ones_like(drawn, dtype=torch.bool) if kept is None else kept
     (mean, deviation), (center, spread) = moments(x, kept), moments(drawn, kept)
     z = (drawn - center) / torch.where(spread > 0, spread, 1.0)
-    return (z * deviation + mean).masked_fill(~kept, 0.0)
+    return (z * deviation + (0.0 if centred else mean)).masked_fill(~kept, 0.0)
 
 
 def moments(
