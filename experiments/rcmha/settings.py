@@ -56,7 +56,7 @@ class CopySettings:
     heads: int = 4
     layers: int = 2
     batch: int = 32
-    updates: int = 600
+    updates: int = 200
     learning_rate: float = 3e-3
     seed: int = 0
 

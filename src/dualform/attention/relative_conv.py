@@ -26,7 +26,7 @@ from .softmax import Softmax
 Sharing = Literal["channel", "head"]
 Init = Literal["default", "primer", "identity"]
 QueryContext = Literal["memory", "segment"]
-Mode = Literal["ordinary", "reference"]
+Mode = Literal["clean", "reference"]
 
 
 class LookingBack(nn.Module):
@@ -75,12 +75,12 @@ class ConvolvedAttention(MultiHead):
 
     def __init__(
         self, width: int, heads: int, *, kernel: int = 3, sharing: Sharing = "channel", conv_bias: bool = True,
-        init: Init = "default", query_context: QueryContext = "memory", mode: Mode = "ordinary",
+        init: Init = "default", query_context: QueryContext = "memory", mode: Mode = "clean",
         weigh: Kernel | None = None, dropout: float = 0.0, bias: bool = True, qk_bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, weigh or Softmax(), dropout=dropout, bias=bias, qk_bias=qk_bias)
         chosen("query_context", query_context, ("memory", "segment"))
-        reference = chosen("mode", mode, ("ordinary", "reference")) == "reference"
+        reference = chosen("mode", mode, ("clean", "reference")) == "reference"
         self.query_context: QueryContext = "segment" if reference else query_context
         self.query_conv, self.key_conv, self.value_conv = (
             LookingBack(width, heads, kernel, sharing=sharing, bias=conv_bias, init=init) for _ in range(3)
@@ -117,7 +117,7 @@ class RelativeConvAttention(ConvolvedAttention):
 
     def __init__(
         self, width: int, heads: int, *, kernel: int = 3, sharing: Sharing = "channel", conv_bias: bool = True,
-        init: Init = "default", query_context: QueryContext = "memory", mode: Mode = "ordinary",
+        init: Init = "default", query_context: QueryContext = "memory", mode: Mode = "clean",
         pos: PositionName = "table", reach: int = 512, dropout: float = 0.0, bias: bool = True, qk_bias: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(
