@@ -12,7 +12,7 @@ from experiments.primal_dual.cost import kept_bytes, peak_bytes, timed
 from experiments.runs import console
 
 from .settings import EXPERIMENTS, CostSettings, Settings, tiny
-from .texts import Segment
+from .texts import Segment, read
 from .training import Trainer, training_segments
 
 
@@ -26,12 +26,13 @@ def measure(settings: CostSettings) -> dict[str, Any]:
 def of_experiment(name: str, settings: CostSettings) -> dict[str, Any]:
     """All variants on the same segment, with a memory that is full."""
     variants = {key: tiny(each) if settings.quick else each for key, each in EXPERIMENTS[name].items()}
-    works, kept, grown, parameters = [], [], [], []
-    for each in variants.values():
-        assert isinstance(each, Settings)
+    works, kept, parameters = [], [], []
+    some = [each for each in variants.values() if isinstance(each, Settings)]
+    read(some[0].text)  # or a process that measures would grow by that
+    grown = [peak_bytes(lambda each=each: first_update(each)) / 1e6 for each in some]
+    for each in some:
         trainer, segment = with_full_memory(each)
         kept.append(kept_bytes(trainer.model, lambda t=trainer, s=segment: loss_of(t, s)) / 1e6)
-        grown.append(peak_bytes(lambda each=each: fresh_update(each)) / 1e6)
         parameters.append(sum(p.numel() for p in trainer.model.parameters()))
         works.append(lambda t=trainer, s=segment: again(t, s))
     times = timed(works, settings.turns)
@@ -58,10 +59,12 @@ def again(trainer: Trainer, segment: Segment) -> None:
     trainer.state = before
 
 
-def fresh_update(settings: Settings) -> Callable[[], None]:
-    """The first update of a network of its own, so that also its optimiser's state is counted."""
-    trainer, segment = with_full_memory(settings)
-    return lambda: again(trainer, segment)
+def first_update(settings: Settings) -> Callable[[], None]:
+    """The first update of a new network, with a full memory of zeros: so its optimiser's state is counted too."""
+    trainer, (segment,) = Trainer(settings), training_segments(settings, 1)
+    shape = (settings.batch, settings.memory, settings.width)
+    trainer.state = tuple(torch.zeros(shape) for _ in range(settings.layers)) if settings.memory else None
+    return lambda: again(trainer, segment._replace(again=False))
 
 
 def loss_of(trainer: Trainer, segment: Segment) -> Tensor:

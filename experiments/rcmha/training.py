@@ -80,7 +80,7 @@ def rate(settings: Settings, update: int) -> float:
 def training_ids(settings: Settings) -> Tensor:
     """The training text; for networks of other seeds it begins elsewhere, and goes round."""
     ids = read(settings.text).train
-    return ids.roll(-settings.seed * (len(ids) // 10))
+    return ids.roll(-settings.seed * (len(ids) // 10)) if settings.seed else ids
 
 
 def training_segments(settings: Settings, updates: int) -> Iterator[Segment]:

@@ -62,6 +62,8 @@ class SegmentLM(nn.Module):
         memories = [None] * len(self.blocks) if state is None or not self.memory else list(state)
         if len(memories) != len(self.blocks):
             raise SizeError(f"the state has {len(memories)} layers, and this model {len(self.blocks)}.")
+        if memories[0] is not None and len(memories[0]) != len(tokens):
+            raise SizeError(f"tokens are a batch of {len(tokens)}, and the state is of one of {len(memories[0])}.")
         x = self._embedded(tokens, 0 if memories[0] is None else memories[0].shape[1])
         after = []
         for block, memory in zip(self.blocks, memories, strict=True):
