@@ -121,6 +121,8 @@ def test_the_future_does_not_leak_in_training_either():
     one, two = (made(window=1) for _ in range(2))
     close(one(x, causal=True)[:, :5], two(other, causal=True)[:, :5])
     assert not torch.equal(one.waiting, two.waiting) or not torch.equal(one.cache, two.cache)
+    with pytest.raises(SizeError, match="mode='reference' counts at once, so the future would leak"):
+        made(mode="reference")(x, causal=True)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

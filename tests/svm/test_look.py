@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import dualform
+from dualform import svm
 from dualform.attention import ATTENTIONS, Heads, build
 from dualform.errors import ModelMismatch, QueryError
-from dualform.models import TransformerLM
+from dualform.models import SeriesClassifier, TransformerLM
 from dualform.svm import look
 from dualform.svm.sight import Sight
 
@@ -263,6 +265,27 @@ def test_scores_are_what_a_loss_makes_of_more_weight():
         at = sights[0].head(head)
         assert at.scores is not None
         torch.testing.assert_close(at.scores, -slope[at.sequence, head, at.place])
+
+
+def test_the_direction_of_a_head_that_shares_keys_is_built_by_what_both_projections_were_trained_on(tmp_path):
+    """Of grouped heads the rows of the key projection are those of the group."""
+    pytest.importorskip("numba")
+    torch.manual_seed(0)
+    model = SeriesClassifier(3, 9, 3, width=8, heads=4, layers=1, hidden=12, attention="gqa", groups=2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "memory", dtype="float64", progress=False) as tape:
+        for seed in range(4):
+            y = torch.arange(6) % 3
+            tape.note(index=6 * seed + torch.arange(6), label=y)
+            F.cross_entropy(model(noise(6, 9, 3, seed=seed)), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory, name = dualform.open(tmp_path / "memory"), "blocks.0.attn"
+    for head in svm.reports(model, noise(2, 9, 3, seed=9), progress=False, null=1)[name]:
+        shares_keys = svm.origin(memory, name, head)
+        built = shares_keys.by("label", progress=False)
+        assert shares_keys.keys.total == pytest.approx(shares_keys.total, abs=1e-12)
+        assert sum(each.mean for each in built) + built.initial == pytest.approx(shares_keys.total, abs=1e-10)
 
 
 def test_nothing_stays_on_the_model():

@@ -66,11 +66,13 @@ def key_driven(
     apart = high - low > eps * high  # False for NaN and infinity, too
     scaled = torch.where(apart, (norms - low) / (high - low), 1.0)
     found = (shared * scaled / scaled.sum(-1, keepdim=True)).round().long()
-    for _ in range(groups // 2):  # no sum is further off: each entry by half at most, and the smallest by nothing
+    for _ in range((groups - 1) // 2):  # no sum is further off: each entry by half at most, and the smallest by nothing
         off = found.sum(-1, keepdim=True) - shared
         at = torch.where(off > 0, found.argmax(-1, keepdim=True), found.argmin(-1, keepdim=True))
         found = found.scatter_add(-1, at, -off.sign())
-    return least + torch.where(apart, found, uniform(shared, groups).to(found.device))
+    if shared % groups:  # or equal shares are whole numbers
+        found = torch.where(apart, found, uniform(shared, groups).to(found.device))
+    return found + least if least else found
 
 
 def proportional(weights: Float[Tensor, "*b G"], heads: int) -> Int[Tensor, "*b G"]:

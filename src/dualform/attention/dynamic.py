@@ -68,6 +68,11 @@ class DynamicAttention(Allocating):
     @torch.no_grad()
     def decided(self, k: Float[Tensor, "b G m d"], padding: Padding, causal: bool) -> Int[Tensor, "1 G"]:
         """What is held, after an update where one is due."""
+        if causal and self.mode == "reference":
+            raise SizeError(
+                "an update of mode='reference' counts at once, so the future would leak: it is not causal. The clean "
+                "mode is."
+            )
         if self.passing and (self.training or self.mode == "reference"):
             if self.mode == "clean":
                 self._pass(k, padding)

@@ -9,16 +9,12 @@ multi-query attention.
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.errors import SizeError
-
 from .allocation import uniform
-from .cache import Cache
-from .core import exact_ratio, merge_heads, see_that_they_fit, split_heads, whole_number
-from .heads import Group, Heads
+from .core import exact_ratio, split_heads, whole_number
+from .heads import Before, Group, Heads, Projected
 from .pairs import Padding, Pairs
 from .softmax import Softmax
 from .windows import Windows
@@ -47,40 +43,19 @@ class GroupedQueryAttention(Heads):
         """All heads together, and the keys and values that they share."""
         q = split_heads(self.query(x), self.heads)
         k, v = (split_heads(each(context), self.kv_heads) for each in (self.key, self.value))
-        yield self._group(q, k, v, padding, causal)
+        k, v = self.handed_out(k, v, padding, causal)
+        windows, shared = Windows(context.shape[1]), self.heads // k.shape[1]
+        yield Group(tuple(range(self.heads)), q, Pairs(k, v, windows, padding, padding, causal, shared=shared))
 
-    def handed_out(
-        self, k: Float[Tensor, "b G m d"], v: Float[Tensor, "b G m d"], padding: Padding, causal: bool
-    ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b h m d"]]:
-        """Keys and values as the query heads have them: each for a run, or one for each of them."""
-        return k, v
+    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+        """Keys and values of the groups alone: a cache takes G/H of what multi-head attention keeps."""
+        return (self.query(x), self.key(x), self.value(x)), ()
 
     def allocate(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None
     ) -> Int[Tensor, "b G"]:
         """How many query heads each key/value head gets on some inputs: here as many as any other."""
         return uniform(self.heads, self.kv_heads).to(x.device).expand(len(x), -1)
-
-    def step(self, x: Float[Tensor, "b n D"], cache: Cache | None = None) -> tuple[Float[Tensor, "b n D"], Cache]:
-        """What causal attention gives the next tokens, one or more, after those of the cache; and the cache with them.
-
-        The cache has the keys and values of the groups alone: G/H of what multi-head attention keeps.
-        """
-        see_that_they_fit(x, x, None, self.width, True)
-        if cache is not None and len(cache.k) != len(x):
-            raise SizeError(f"x has a batch of {len(x)}, and the cache one of {len(cache.k)}.")
-        q = split_heads(self.query(x), self.heads)
-        k, v = (split_heads(each(x), self.kv_heads) for each in (self.key, self.value))
-        if cache is not None:
-            k, v = torch.cat([cache.k, k], -2), torch.cat([cache.v, v], -2)
-        group = self._group(q, k, v, None, True)
-        found = self.kernel.outputs(group.q, group.pairs, None, self.dropout if self.training else 0.0)
-        return self.out(merge_heads(found)), Cache(k, v)
-
-    def _group(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, causal: bool) -> Group:
-        k, v = self.handed_out(k, v, padding, causal)
-        windows, shared = Windows(k.shape[-2]), self.heads // k.shape[1]
-        return Group(tuple(range(self.heads)), q, Pairs(k, v, windows, padding, padding, causal, shared=shared))
 
     def extra_repr(self) -> str:
         """Also the groups."""

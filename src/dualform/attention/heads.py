@@ -127,7 +127,8 @@ class Heads(nn.Module):
         q, k, v = (split_heads(each, each.shape[-1] // self.size) for each in projected)
         if cache is not None:
             k, v = torch.cat([cache.k, k], -2), torch.cat([cache.v, v], -2)
-        pairs = Pairs(k, v, Windows(k.shape[-2]), causal=True, shared=self.heads // k.shape[1])
+        mine = self.handed_out(k, v, None, True)
+        pairs = Pairs(*mine, Windows(k.shape[-2]), causal=True, shared=self.heads // mine[0].shape[1])
         found = self.kernel.outputs(q, pairs, self.norm, self.dropout if self.training else 0.0)
         return self.out(merge_heads(found)), Cache(k, v, before)
 
@@ -138,6 +139,12 @@ class Heads(nn.Module):
     def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
         """Queries, keys and values of the tokens of a step, and what is to be known for those that follow."""
         raise NotImplementedError
+
+    def handed_out(
+        self, k: Float[Tensor, "b G m d"], v: Float[Tensor, "b G m e"], padding: Padding, causal: bool
+    ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b h m e"]]:
+        """Keys and values as the query heads have them: each for a run of heads, or one for each of them."""
+        return k, v
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
         """What groups of heads give, head by head."""
