@@ -17,8 +17,6 @@ values = ARCHIVE.values
 PAGE = Page(DOCS / "results" / "rcmha.md", "rcmha", ARCHIVE)
 NAMES = {"softmax": "MHA", "mdha": "MDHA", "relative": "RMHA", "relative-conv": "RCMHA"}
 """What the paper calls them."""
-PAPER = {"softmax": "–", "mdha": "–", "relative": "–", "relative-conv": "0.572"}
-"""Accuracies that the paper's abstract has."""
 
 
 def found(experiment: str, variant: str, part: str, key: str) -> list[float]:
@@ -50,17 +48,8 @@ def learned() -> str:
                 called(name) + (f", {many} networks" if many < NETWORKS else ""), spread(found(experiment, name, "valid", "loss"), digits),
                 spread(measure, 3 if experiment == "characters" else 1), spread(found(experiment, name, "valid", "accuracy"), digits),
                 spread(found(experiment, name, "train", "loss"), digits), spread(found(experiment, name, "train", "accuracy"), digits),
-                PAPER.get(name, "–"),
             ])  # fmt: skip
-        head = [
-            "attention",
-            "validation loss",
-            unit,
-            "validation accuracy",
-            "training loss",
-            "training accuracy",
-            "accuracy in the paper",
-        ]
+        head = ["attention", "validation loss", unit, "validation accuracy", "training loss", "training accuracy"]
         parts.append(f"### {experiment}\n\n{about(experiment)}\n\n{table(head, rows)}\n\n{verdict(experiment, names)}")
     if not parts:
         return ""
