@@ -25,9 +25,9 @@ TOLD = {
     "dgqa-diff": f"dynamic, by changes of norms, updated every {WINDOW} passes",
     "dgqa-ema": f"dynamic, by a moving average of norms, updated every {WINDOW} passes",
     "dgqa-reference": "dynamic (ema) as released: evaluation changes the allocation",
-    "pgqa": "perturbed: Gaussian noise on attention maps, in training alone",
+    "pgqa": "perturbed: Gaussian noise of mean 0 on attention maps, in training alone",
     "pgqa-reference": "perturbed as released: uniform noise on outputs, in evaluation too",
-    "pgqa-centred": "perturbed: Gaussian noise of mean 0 on attention maps, in training alone (an extension)",
+    "pgqa-mean": "the same with the mean of the rows, as the released noise has it",
     "mqa": "multi-query attention: one group",
 }
 

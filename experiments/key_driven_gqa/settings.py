@@ -63,7 +63,7 @@ GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "dgqa-reference": ("dgqa", {"kind": "ema", "window": WINDOW, "mode": "reference"}),
     "pgqa": ("pgqa", {}),
     "pgqa-reference": ("pgqa", {"mode": "reference"}),
-    "pgqa-centred": ("pgqa", {"centred": True}),
+    "pgqa-mean": ("pgqa", {"centred": False}),
 }
 """Attentions and their options, by the names of their variants."""
 
@@ -79,7 +79,7 @@ def over(start: Start, names: dict[int, list[str]]) -> dict[str, AnySettings]:
 
 
 SOME = ["gqa", "kdgqa", "kdgqa-least", "dgqa-ema", "dgqa-reference", "pgqa"]
-MOST = [name for name in GROUPED if name != "pgqa-centred"]
+MOST = [name for name in GROUPED if name != "pgqa-mean"]
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "checkpoints": {"fashion-mnist": FASHION, "cifar10": CIFAR},

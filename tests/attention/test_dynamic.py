@@ -1,5 +1,7 @@
 """Dynamic grouping: when the allocation changes, what is held, what is saved, and what the released code does."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -237,3 +239,38 @@ def test_the_clean_mode_counts_on_over_epochs():
 def test_what_makes_no_sense_is_refused(options, words):
     with unchecked(), pytest.raises(SizeError, match=words):
         layer("dgqa", 24, 12, **options)
+
+
+TOGETHER = """
+import sys
+import torch
+from torch import distributed, nn
+from dualform.attention import build
+rank, store = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(0)
+layer = build("dgqa", 24, 12, groups=4, window=1, kind="diff")
+nn.init.normal_(layer.key.weight)
+model = nn.parallel.DistributedDataParallel(layer)
+torch.manual_seed(1 + rank)
+used = []
+for _ in range(4):
+    model(torch.randn(3, 5, 24) * torch.linspace(0, 3, 24) ** (1 + 3 * rank)).sum().backward()
+    model.zero_grad()
+    used.append(layer.allocation.clone())
+mine = torch.stack(used)
+both = [torch.zeros_like(mine) for _ in range(2)]
+distributed.all_gather(both, mine)
+assert torch.equal(*both), both
+assert len(mine.unique(dim=0)) > 1, mine
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_train_together_use_one_allocation(tmp_path):
+    """Each sees other examples; what is in use is that of the first process."""
+    runs = [
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", TOGETHER, str(rank), str(tmp_path / "store")])
+        for rank in range(2)
+    ]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]

@@ -61,7 +61,7 @@ def test_the_released_noise_is_subtracted_from_outputs_in_evaluation_too():
 
 def test_noise_on_maps_leaves_each_tokens_own_weight_and_what_is_hidden():
     """Row by row, over the keys that a query sees; values that are one at a time show the map itself."""
-    one, x, gone = made(), random(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
+    one, x, gone = made(centred=False), random(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
     gone[1, 5:] = True
     for causal in (False, True):
         weights = one.weights(x, padding=gone, causal=causal)
@@ -103,7 +103,7 @@ def test_centred_noise_keeps_the_sum_of_every_line():
     e = noise_like(x, drawn, kept, centred=True)
     assert e.sum(-1).abs().max() < 1e-12 and not e.masked_select(~kept.expand_as(e)).any()
     close(e, noise_like(x, drawn, kept) - (x * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True) * kept)
-    one, tokens = made(centred=True), random(2, 5, 12)
+    one, tokens = made(), random(2, 5, 12)
     with torch.no_grad():  # values that are all the same are given back, whatever the noise
         one.value.weight.zero_()
     close(one(tokens), plain(one)(tokens))

@@ -61,6 +61,15 @@ def test_the_page_on_tuning_runs(tmp_path, monkeypatch, capsys):
     assert "(" in capsys.readouterr().out and names["small"].head.in_features == 396  # type: ignore[attr-defined]
 
 
+def test_the_page_on_attention_runs():
+    """Its pieces one after the other, as somebody would type them."""
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    page, names = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8"), {"__name__": "attention"}
+    for code in blocks(page, "python"):
+        exec(compile(code, "attention.md", "exec"), names)
+    assert names["history"]["blocks.0.attn"].tolist() == [[2.0] * 4]  # type: ignore[index]
+
+
 def fine_tune(monkeypatch, capsys, folder: Path, *arguments: str) -> list[str]:
     """What the example of fine-tuning prints, line by line."""
     for name, extra in (("transformers", "hf"), ("peft", "lora"), ("matplotlib", "plot")):

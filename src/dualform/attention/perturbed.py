@@ -29,23 +29,24 @@ class PerturbedAttention(GroupedQueryAttention):
 
     ``target`` "map": attention weights, row by row, over the keys that a query sees, but for its own in self-attention.
     "output": what each head gives, all tokens and numbers as one row. ``noise`` is "normal" or "uniform" before it is
-    standardised. ``train_only``: there is none in evaluation. None is what ``mode`` has: "clean" is map, normal, True;
-    "reference", as released, is output, uniform, False, where entry i of the i-th row of a group is 0 before it is
-    standardised. ``centred``: the mean of the noise is 0 instead of that of the row, so lines of weights keep their sum
-    (an extension: without it most of what a head gives is taken away, and evaluation is another function).
-    ``weights`` and ``expansions`` are without noise, as they are without dropout.
+    standardised. ``centred``: μ is left out, so lines of weights keep their sum. ``train_only``: there is no noise in
+    evaluation. None is what ``mode`` has. "clean" is map, normal, True, True: with μ most of what a head gives would be
+    taken away in training, and evaluation would be another function. "reference", as released, is output, uniform,
+    False, False, where entry i of the i-th row of a group is 0 before it is standardised. ``weights`` and
+    ``expansions`` are without noise, as they are without dropout.
     """
 
     def __init__(
         self, width: int, heads: int, *, groups: int | None = None, mode: Mode = "clean", target: Target | None = None,
-        noise: Noise | None = None, scale: float = 1.0, centred: bool = False, train_only: bool | None = None,
+        noise: Noise | None = None, scale: float = 1.0, centred: bool | None = None, train_only: bool | None = None,
         dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
         clean = chosen("mode", mode, ("clean", "reference")) == "clean"
-        self.mode, self.scale, self.centred = mode, scale, centred
+        self.mode, self.scale = mode, scale
         self.target = chosen("target", target or ("map" if clean else "output"), ("map", "output"))
         self.noise: Noise = chosen("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
+        self.centred = clean if centred is None else centred
         self.train_only = clean if train_only is None else train_only
 
     def head_outputs(
@@ -90,7 +91,7 @@ class PerturbedAttention(GroupedQueryAttention):
         """Also what is disturbed, and how."""
         return (
             f"{super().extra_repr()}, target={self.target!r}, noise={self.noise!r}, scale={self.scale}, "
-            f"train_only={self.train_only}"
+            f"centred={self.centred}, train_only={self.train_only}"
         )
 
 
