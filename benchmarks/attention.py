@@ -17,7 +17,8 @@ from paper_run import machine, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from dualform.attention import build
-from experiments.primal_dual.cost import counted_flops, ratios, timed, work
+from experiments.measure import ratios, timed, work
+from experiments.primal_dual.cost import counted_flops
 
 NAMES = ("softmax", "bn", "sh", "bn+sh", "sparse", "sparse-sh", "linear", "conv1d")
 OTHERS = ((64, 2), (256, 8))

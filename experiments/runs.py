@@ -10,8 +10,8 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -83,6 +83,30 @@ class Run:
     def forget_memory(self) -> None:
         """Delete the memory: its answers are written."""
         shutil.rmtree(self.memory, ignore_errors=True)
+
+
+def each_run(
+    paper: str,
+    experiment: str,
+    options: Options,
+    variants: Mapping[str, Any],
+    networks: int,
+    tiny: Callable[[Any], Any],
+) -> Iterator[tuple[Run, Any]]:
+    """The runs of an experiment with their settings, network by network. What was recorded is forgotten after each.
+
+    ``tiny`` makes settings for a few steps of those in full.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    for seed in range(options.seeds or networks):
+        for name in options.variants:
+            settings = replace(tiny(variants[name]) if options.quick else variants[name], seed=seed)
+            run = begin(options.out / paper / experiment / name / f"seed-{seed}", f"{paper}/{experiment}", settings)
+            yield run, settings
+            if not options.keep:
+                run.forget_memory()
+            console.print(f"{run.folder}: done")
 
 
 def begin(folder: Path, experiment: str, settings: Any) -> Run:

@@ -2,12 +2,9 @@
 ``dualform reproduce dual-form/single``.
 """
 
-from dataclasses import replace
 from functools import partial
 
-import torch
-
-from experiments.runs import Options, Run, begin, console
+from experiments.runs import Options, Run, each_run
 
 from . import language
 from .masks import explain_forgetting, keep_some, mask_classes, mask_phases
@@ -40,15 +37,6 @@ def work(experiment: str, run: Run, settings: Settings) -> None:
 
 def reproduce(experiment: str, options: Options) -> None:
     """Run an experiment: every stage that has its result already is passed over."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    for seed in range(options.seeds or NETWORKS.get(experiment, 1)):
-        for name in options.variants:
-            variant = (EXPERIMENTS[experiment] | ON_REQUEST.get(experiment, {}))[name]
-            settings = replace(tiny(variant) if options.quick else variant, seed=seed)
-            folder = options.out / "dual-form" / experiment / name / f"seed-{seed}"
-            run = begin(folder, f"dual-form/{experiment}", settings)
-            work(experiment, run, settings)
-            if not options.keep:
-                run.forget_memory()
-            console.print(f"{run.folder}: done")
+    variants, networks = EXPERIMENTS[experiment] | ON_REQUEST.get(experiment, {}), NETWORKS.get(experiment, 1)
+    for run, settings in each_run("dual-form", experiment, options, variants, networks, tiny):
+        work(experiment, run, settings)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dualform import attention, plot
 from dualform.attention import Allocating, Allocations, DynamicAttention
 from dualform.models import ViT, convert
-from experiments.primal_dual.cost import kept_bytes
+from experiments.measure import kept_bytes
 from experiments.runs import Run
 
 from .pictures import Task, make_vit, task

@@ -1,4 +1,4 @@
-r"""What a transformer block costs with each attention (spec §6.4): counted, kept for the backward pass, and timed.
+r"""What a transformer block costs with each attention (spec §6.4): counted, and kept for the backward pass.
 
 With a multiply-add as 2, matrix products only, head size D = d/H, scales r_s, N_s = ⌈N/r_s⌉, feedforward width m·d:
 
@@ -8,22 +8,17 @@ Pooling before the projections of keys and values makes :math:`4Nd^2 + 4Dd\sum_s
 """
 
 import math
-import multiprocessing
-import resource
-import statistics
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualform.models import Block
+from experiments.measure import kept_bytes, unfused
 
 RATIO = 2
 """The feedforward network is so many times as wide as a token."""
@@ -61,75 +56,3 @@ def saved_bytes(make: Callable[[], nn.Module], length: int, width: int, *, fused
         layer = make()
         with nullcontext() if fused else unfused():
             return kept_bytes(layer, lambda: layer(torch.zeros(1, length, width)))
-
-
-def kept_bytes(layer: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """What a forward pass keeps for the backward pass, parameters aside: each storage once."""
-    known, found = {id_of(p) for p in layer.parameters()}, {}
-    alive: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        if id_of(tensor) not in known:
-            found[id_of(tensor)] = tensor.untyped_storage().nbytes()
-            alive.append(tensor)  # or another tensor may get its address
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        forward()
-    return sum(found.values())
-
-
-def id_of(tensor: Tensor) -> int:
-    """Which storage a tensor lies in."""
-    return tensor.untyped_storage()._cdata
-
-
-def unfused() -> AbstractContextManager[Any]:
-    """Attention written out: torch's fused kernels are hidden from its counters, and keep no weights."""
-    return sdpa_kernel(SDPBackend.MATH)
-
-
-def work(layer: nn.Module, x: Tensor) -> Callable[[], None]:
-    """One forward and backward pass."""
-
-    def once() -> None:
-        layer.zero_grad()
-        layer(x).sum().backward()
-
-    return once
-
-
-def timed(works: Sequence[Callable[[], Any]], repeats: int, *, warm: bool = True) -> list[list[float]]:
-    """Seconds of each, in turns, so that what else the machine does meets them alike. A first turn may warm up."""
-    times: list[list[float]] = [[] for _ in works]
-    for turn in range(repeats + warm):
-        for each, took in zip(works, times, strict=True):
-            begin = time.perf_counter()
-            each()
-            if turn >= warm:
-                took.append(time.perf_counter() - begin)
-    return times
-
-
-def ratios(times: Sequence[Sequence[float]]) -> list[float]:
-    """Each against the first: the median over the turns."""
-    return [statistics.median(b / a for a, b in zip(times[0], took, strict=True)) for took in times]
-
-
-def peak_bytes(make: Callable[[], Callable[[], None]]) -> int:
-    """How much a process grows at most while it does some work; in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-
-    def child() -> None:
-        torch.set_num_threads(1)
-        todo = make()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        todo()
-        theirs.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-
-    process = context.Process(target=child)
-    process.start()
-    found = ours.recv()
-    process.join()
-    return found

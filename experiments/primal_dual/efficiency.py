@@ -8,20 +8,10 @@ import torch
 from rich.progress import track
 
 from dualform.attention import default_scales
+from experiments.measure import peak_bytes, ratios, timed, unfused, work
 from experiments.runs import Run, console
 
-from .cost import (
-    block,
-    counted_flops,
-    formula_bytes,
-    formula_flops,
-    peak_bytes,
-    ratios,
-    saved_bytes,
-    timed,
-    unfused,
-    work,
-)
+from .cost import block, counted_flops, formula_bytes, formula_flops, saved_bytes
 from .settings import CostSettings
 
 FIGURES = {1: ("bn+sh", "softmax"), 2: ("sh", "softmax"), 3: ("sparse-bn+sh", "sparse"), 4: ("sparse-sh", "sparse")}

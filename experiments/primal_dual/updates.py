@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from experiments.measure import kept_bytes, timed
 from experiments.runs import console
 
-from .cost import kept_bytes, timed
 from .examples import make_model, task
 from .settings import EXPERIMENTS, UpdateSettings, tiny
 from .training import batches, make_optimizer, update

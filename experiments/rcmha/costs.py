@@ -8,7 +8,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from experiments.primal_dual.cost import kept_bytes, peak_bytes, timed
+from experiments.measure import kept_bytes, peak_bytes, timed
 from experiments.runs import console
 
 from .settings import EXPERIMENTS, CostSettings, Settings, tiny

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dualform.models import ViT
 from dualform.tuning import Tuned, VisualQueryTuning, trained_parameters
-from experiments.primal_dual.cost import kept_bytes, peak_bytes, timed
+from experiments.measure import kept_bytes, peak_bytes, timed
 from experiments.runs import console
 
 from .methods import make

@@ -1,15 +1,13 @@
 """Experiments after "Visual Query Tuning" (Tu, Mai, Chao 2023), one at a time: ``dualform reproduce vqt/mnist``."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dualform.models import ViT
-from experiments.runs import Options, begin, console
+from experiments.runs import Options, Run, each_run
 
 from . import backbone
 from .cost import measure
@@ -31,38 +29,30 @@ __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
 def reproduce(experiment: str, options: Options) -> None:
     """Run an experiment: every network that has its result already is passed over."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    for seed in range(options.seeds or (1 if experiment in ONCE else NETWORKS)):
-        for name in options.variants:
-            settings = replace(prepared(EXPERIMENTS[experiment][name], options), seed=seed)
-            run = begin(options.out / "vqt" / experiment / name / f"seed-{seed}", f"vqt/{experiment}", settings)
-            if isinstance(settings, BackboneSettings):
-                run.stages({"training": partial(backbone.train_backbone, run, settings)})
-            elif isinstance(settings, CostSettings):
-                run.stages({"cost": partial(measure, settings)})
-            elif experiment == "recorded":
-                vit = partial(trained_backbone, options)
-                run.stages({
-                    "training": lambda: train_recorded(run, vit(), settings),  # noqa: B023 # called at once
-                    "asked": lambda: ask(run, vit(), settings),  # noqa: B023
-                })  # fmt: skip
-            else:
-                rate = first_rate(run.folder.parent) if seed else None
-                run.stages({"training": lambda: transfer(trained_backbone(options), settings, rate)})  # noqa: B023
-            if not options.keep:
-                run.forget_memory()
-            console.print(f"{run.folder}: done")
+    networks = 1 if experiment in ONCE else NETWORKS
+    for run, settings in each_run("vqt", experiment, options, EXPERIMENTS[experiment], networks, tiny):
+        run.stages(stages(experiment, run, settings, options))
 
 
-def prepared(settings: Any, options: Options) -> Any:
-    """The settings, or the same for a few steps."""
-    return tiny(settings) if options.quick else settings
+def stages(experiment: str, run: Run, settings: Any, options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is done in a run."""
+    if isinstance(settings, BackboneSettings):
+        return {"training": partial(backbone.train_backbone, run, settings)}
+    if isinstance(settings, CostSettings):
+        return {"cost": partial(measure, settings)}
+    if experiment == "recorded":
+        return {
+            "training": lambda: train_recorded(run, trained_backbone(options), settings),
+            "asked": lambda: ask(run, trained_backbone(options), settings),
+        }
+    rate = first_rate(run.folder.parent) if settings.seed else None
+    return {"training": lambda: transfer(trained_backbone(options), settings, rate)}
 
 
 def trained_backbone(options: Options) -> ViT:
     """The backbone that all share."""
-    made = prepared(EXPERIMENTS["backbone"][SOURCE], options)
+    made = EXPERIMENTS["backbone"][SOURCE]
+    made = tiny(made) if options.quick else made
     assert isinstance(made, BackboneSettings)
     return backbone.load(options.out, made)
 

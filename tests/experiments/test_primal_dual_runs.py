@@ -15,16 +15,14 @@ from dualform.show.reproduce import paper, reproduce
 
 paper("primal-dual")  # puts the source tree on the path
 
+from experiments.measure import ratios, timed, unfused  # noqa: E402
 from experiments.primal_dual import page, results, settings  # noqa: E402
 from experiments.primal_dual.cost import (  # noqa: E402
     block,
     counted_flops,
     formula_bytes,
     formula_flops,
-    ratios,
     saved_bytes,
-    timed,
-    unfused,
 )
 
 # ---------------------------------------------------------------- costs
