@@ -11,7 +11,7 @@ from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
 from .results import ARCHIVE
-from .settings import EXPERIMENTS, FOUR, NETWORKS, ONCE, CopySettings, Settings
+from .settings import EXPERIMENTS, FOUR, NETWORKS, ONCE, TRIAL, TRIED, CopySettings, Settings
 
 values = ARCHIVE.values
 PAGE = Page(DOCS / "results" / "rcmha.md", "rcmha", ARCHIVE)
@@ -56,8 +56,8 @@ def learned() -> str:
     return "\n\n".join([
         "## What is learned",
         f"Mean ± sample deviation over {NETWORKS} networks, each after its last update; none is selected. Losses are in nats, means over "
-        "tokens; accuracy is the share of next tokens that are guessed. Training figures are of the last 100 updates, each before its step. All variants have the same settings, which "
-        "were not tuned for any of them. `…-alone`: nothing is remembered. `relative-conv-reference`: queries are convolved over the "
+        "tokens; accuracy is the share of next tokens that are guessed. Training figures are of the last 100 updates, each before its step. All variants have the same settings but for the learning rate, "
+        "which was chosen for each attention by short trials on another stretch of the validation text (below). `…-alone`: nothing is remembered. `relative-conv-reference`: queries are convolved over the "
         "segment alone, as in the released code.",
         *parts,
     ])  # fmt: skip
@@ -79,8 +79,39 @@ def about(experiment: str) -> str:
         f"WikiText-2 by {settings.text} ({symbols}; {len(text.train):,} for training, of which {read_:,} are read, and the first "
         f"{settings.validated:,} for validation). {settings.layers} layers of width {settings.width} with {settings.heads} heads and a hidden layer "
         f"of {settings.hidden}; {settings.batch} streams, segments of {settings.segment}, as many remembered; "
-        f"{settings.updates:,} updates of Adam with Noam's schedule, {settings.peak:g} at update {settings.warmup:,}; gradients clipped at {settings.clip:g}."
+        f"{settings.updates:,} updates of Adam with Noam's schedule, at update {settings.warmup:,} {rates(experiment)}; gradients clipped at {settings.clip:g}."
     )
+
+
+def rates(experiment: str) -> str:
+    """The learning rates at their peak."""
+    variants: Any = EXPERIMENTS[experiment]
+    each = {name: variants[name].peak for name in FOUR}
+    if len(set(each.values())) == 1:
+        return f"{each['softmax']:g}"
+    return ", ".join(f"{peak:g} ({name})" for name, peak in each.items())
+
+
+def peaks() -> str:
+    """Learning rates that were tried."""
+    rows = []
+    for name in FOUR:
+        tried = {peak: values("peaks", f"{name}-{peak:g}", "training", "valid", "bits") for peak in TRIED}
+        if all(tried.values()):
+            best = min(tried, key=lambda peak: tried[peak][0])
+            rows.append(
+                [
+                    called(name),
+                    *(f"**{each[0]:.3f}**" if peak == best else f"{each[0]:.3f}" for peak, each in tried.items()),
+                ]
+            )
+    if not rows:
+        return ""
+    return "\n\n".join([
+        "## Learning rates that were tried",
+        f"Characters as above, {TRIAL.updates} updates, one network each: bits a character on {TRIAL.validated:,} characters of the validation text that nothing else is judged on. The best of each line is used; for words the same, in proportion.",
+        table(["attention", *(f"{peak:g}" for peak in TRIED)], rows),
+    ])  # fmt: skip
 
 
 def verdict(experiment: str, names: Sequence[str]) -> str:
@@ -241,6 +272,7 @@ def main() -> None:
         [
             lambda: missing_of(ARCHIVE, EXPERIMENTS, lambda name: 1 if name in ONCE else NETWORKS),
             learned,
+            peaks,
             copied,
             costs,
             recorded,

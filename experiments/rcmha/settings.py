@@ -31,6 +31,8 @@ class Settings:
     clip: float = 1.0
     validated: int = 200_000
     """Tokens of the validation text that networks are judged on."""
+    valid_from: int = 0
+    """The first of them."""
     seed: int = 0
 
 
@@ -64,12 +66,20 @@ class CopySettings:
 AnySettings = Settings | CostSettings | CopySettings
 
 
+PEAK = dict.fromkeys(FOUR, 5e-3)
+"""Learning rates by attention: of those tried in ``peaks`` the best, for characters."""
+TRIED = (2e-3, 5e-3, 1e-2)
+
+
 def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
-    """The same with each attention, and other variants."""
-    return {**{name: replace(base, attention=name) for name in FOUR}, **others}
+    """The same with each attention, at its own rate, and other variants."""
+    scale = base.peak / Settings.peak
+    return {**{name: replace(base, attention=name, peak=scale * PEAK[name]) for name in FOUR}, **others}
 
 
 CHARACTERS = Settings("characters")
+CONV = replace(CHARACTERS, attention="relative-conv", peak=PEAK["relative-conv"])
+TRIAL = replace(CHARACTERS, updates=600, validated=50_000, valid_from=300_000)
 WORDS = Settings("words", batch=8, layers=2, updates=350, warmup=100, peak=3e-3, validated=50_000)
 RECORDED = Settings(
     "characters", width=32, layers=1, hidden=64, segment=32, memory=32, batch=8, updates=400, warmup=100, peak=5e-3,
@@ -77,12 +87,13 @@ RECORDED = Settings(
 )  # fmt: skip
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
+    "peaks": {f"{name}-{peak:g}": replace(TRIAL, attention=name, peak=peak) for name in FOUR for peak in TRIED},
     "characters": over(
         CHARACTERS,
         **{
-            "softmax-alone": replace(CHARACTERS, memory=0),
-            "relative-conv-alone": replace(CHARACTERS, attention="relative-conv", memory=0),
-            "relative-conv-reference": replace(CHARACTERS, attention="relative-conv", options={"mode": "reference"}),
+            "softmax-alone": replace(CHARACTERS, memory=0, peak=PEAK["softmax"]),
+            "relative-conv-alone": replace(CONV, memory=0),
+            "relative-conv-reference": replace(CONV, options={"mode": "reference"}),
         },
     ),
     "words": over(WORDS),
@@ -93,7 +104,7 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
 """By experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
-NETWORKS, ONCE = 3, ("recorded", "costs")
+NETWORKS, ONCE = 3, ("peaks", "recorded", "costs")
 """How many networks of each variant are trained, and experiments that are made once."""
 
 

@@ -114,9 +114,9 @@ def train(settings: Settings) -> dict[str, Any]:
 
 @torch.no_grad()
 def validated(model: SegmentLM, settings: Settings) -> dict[str, float]:
-    """On the first tokens of the validation text, in as many streams, with what is remembered carried over."""
+    """On a stretch of the validation text, in as many streams, with what is remembered carried over."""
     model.eval()
-    ids = read(settings.text).valid[: settings.validated + 1]
+    ids = read(settings.text).valid[settings.valid_from : settings.valid_from + settings.validated + 1]
     steps = max(1, (len(ids) - 1) // settings.batch // settings.segment)
     state, found = None, Judged()
     for segment in segments(ids, settings.batch, settings.segment, steps):

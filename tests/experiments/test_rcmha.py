@@ -124,3 +124,14 @@ def test_networks_have_learned_something_of_the_characters(variant):
     if not found:
         pytest.skip(f"characters with {variant} were not run")
     assert max(found) < 3.5
+
+
+@pytest.mark.parametrize("name", settings.FOUR)
+def test_the_rate_of_an_attention_is_the_best_that_was_tried(name):
+    bits = {
+        peak: results.ARCHIVE.values("peaks", f"{name}-{peak:g}", "training", "valid", "bits")
+        for peak in settings.TRIED
+    }  # fmt: skip
+    if not all(bits.values()):
+        pytest.skip("rcmha/peaks was not run")
+    assert settings.PEAK[name] == min(bits, key=lambda peak: bits[peak][0])
