@@ -83,3 +83,13 @@ def gain_over(base: Sequence[float], other: Sequence[float]) -> str:
         return "–"
     text = f"{found[0]:+.1f} ± {found[1]:.1f}"
     return f"**{text}**" if abs(found[0]) > found[1] else text
+
+
+def worst_errors(certificate: Mapping[str, float], idle: str = "") -> tuple[float, float]:
+    """The worst relative error of a parameter; and apart from it that of biases that have ``idle`` in their names.
+
+    Those are of keys: a softmax does not see them, so what training makes of them is rounding.
+    """
+    apart = {name for name in certificate if idle and idle in name and name.endswith("bias")}
+    worst = max(error for name, error in certificate.items() if name not in apart)
+    return worst, max((certificate[name] for name in apart), default=0.0)

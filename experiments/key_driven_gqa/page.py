@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, difference, gain_over, missing_of, times_of
+from experiments.page import Page, difference, gain_over, missing_of, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .results import ARCHIVE
@@ -215,8 +215,7 @@ def alike(task: str) -> str:
 
 def certificates(of: dict[str, float]) -> tuple[float, float]:
     """The worst relative error of a parameter, and apart from it that of key biases, which have no effect."""
-    idle = {name for name in of if ".attn.key." in name and name.endswith("bias")}
-    return max(of[name] for name in of if name not in idle), max((of[name] for name in idle), default=0.0)
+    return worst_errors(of, ".attn.key.")
 
 
 def recorded() -> str:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from dualform.attention import default_scales, keep_rate
-from experiments.page import Page, difference, missing_of, times_of
+from experiments.page import Page, difference, missing_of, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .cost import formula_flops
@@ -247,8 +247,7 @@ SHIFT_CANCELS = ("softmax", "sh", "sparse", "sparse-sh")
 
 def certificates(attention: str, of: dict[str, float]) -> tuple[float, float]:
     """The worst relative error of a parameter, and apart from it that of biases that have no effect."""
-    idle = {name for name in of if attention in SHIFT_CANCELS and ".attn.key." in name and name.endswith("bias")}
-    return max(of[name] for name in of if name not in idle), max((of[name] for name in idle), default=0.0)
+    return worst_errors(of, ".attn.key." if attention in SHIFT_CANCELS else "")
 
 
 def recorded() -> str:

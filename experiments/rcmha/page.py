@@ -6,7 +6,7 @@ python -m experiments.rcmha.page [--runs runs/rcmha] [--restore]
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, difference, missing_of, times_of
+from experiments.page import Page, difference, missing_of, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
@@ -220,9 +220,7 @@ def recorded() -> str:
 
 def certificates(attention: str, of: dict[str, float]) -> tuple[float, float]:
     """The worst relative error of a parameter, and apart from it that of biases of keys that have no effect."""
-    part = ".attn.key." if attention == "softmax" else ".attn.key_conv."
-    idle = {name for name in of if part in name and name.endswith("bias")}
-    return max(of[name] for name in of if name not in idle), max((of[name] for name in idle), default=0.0)
+    return worst_errors(of, ".attn.key." if attention == "softmax" else ".attn.key_conv.")
 
 
 def _asked(name: str, asked: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from written import written
 
 from dualform.errors import DataNotFound
 from dualform.show.reproduce import paper, reproduce
@@ -192,12 +193,7 @@ def test_a_run_gives_the_same_numbers_again(out, tmp_path):
 
 
 def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(results.ARCHIVE, "results", tmp_path / "results")
-    monkeypatch.setattr(results.ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
-    monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
-    page.main()
-    text = (tmp_path / "page.md").read_text()
+    text = written(page, out, tmp_path, monkeypatch)
     for heading in ("E1 and E2", "E3", "E4", "E5", "E6", "E7", "Bands", "Commands and times"):
         assert f"## {heading}" in text
     assert "**Not run yet:** outcomes (n-4)" in text

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from written import written
 
 from dualform.data import cifar10, fashion_mnist
 from dualform.errors import DataNotFound
@@ -65,12 +66,7 @@ def test_what_is_there_is_not_run_again_and_a_missing_checkpoint_is(out):
 
 
 def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(ARCHIVE, "results", tmp_path / "results")
-    monkeypatch.setattr(ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
-    monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
-    page.main()
-    text = (tmp_path / "page.md").read_text()
+    text = written(page, out, tmp_path, monkeypatch)
     for heading in ("What is converted", "Uptraining on fashion-mnist", "Uptraining on cifar10", "Allocations on",
                     "How alike heads are", "Cost of an update", "Recorded", "Commands and times"):  # fmt: skip
         assert f"## {heading}" in text

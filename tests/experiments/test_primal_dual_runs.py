@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from written import written
 
 from dualform.attention import default_scales, keep_rate
 from dualform.data import reviews, series
@@ -135,13 +136,8 @@ def test_a_run_keeps_what_it_found(out):
 
 
 def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(results.ARCHIVE, "results", tmp_path / "results")
-    monkeypatch.setattr(results.ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
     monkeypatch.setattr(page, "NETWORKS", 1)
-    monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
-    page.main()
-    text = (tmp_path / "page.md").read_text()
+    text = written(page, out, tmp_path, monkeypatch)
     for heading in ("Accuracy on real data", "Time and memory", "Tasks that are made", "How different heads are",
                     "Switches", "Figures 1 to 4", "Recorded and asked", "Commands and times"):  # fmt: skip
         assert f"## {heading}" in text

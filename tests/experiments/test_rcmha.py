@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from written import written
 
 from dualform.data import wikitext2
 from dualform.errors import DataNotFound
@@ -83,12 +84,7 @@ def test_a_run_keeps_what_it_found(out):
 
 
 def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(results.ARCHIVE, "results", tmp_path / "results")
-    monkeypatch.setattr(results.ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
-    monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
-    page.main()
-    text = (tmp_path / "page.md").read_text()
+    text = written(page, out, tmp_path, monkeypatch)
     for heading in (
         "Where we differ",
         "What is learned",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from written import written
 
 from dualform.data import cifar10, mnist
 from dualform.errors import DataNotFound
@@ -64,13 +65,8 @@ def test_what_is_recorded_sums_up(out):
 
 
 def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
-    monkeypatch.setattr(results.ARCHIVE, "results", tmp_path / "results")
-    monkeypatch.setattr(results.ARCHIVE, "images", tmp_path / "images")
-    monkeypatch.setattr(page.PAGE, "file", tmp_path / "page.md")
     monkeypatch.setattr(page, "NETWORKS", 2)
-    monkeypatch.setattr("sys.argv", ["page", "--runs", str(out)])
-    page.main()
-    text = (tmp_path / "page.md").read_text()
+    text = written(page, out, tmp_path, monkeypatch)
     for heading in ("The backbone", "Transfer with 1,000", "What an update costs", "Recorded and asked", "Commands"):
         assert f"## {heading}" in text
     assert "Not run yet, or in part:** mnist, cifar10, small-digits, recorded" in text
