@@ -68,7 +68,7 @@ AnySettings = Settings | CostSettings | CopySettings
 
 PEAK = dict.fromkeys(FOUR, 5e-3)
 """Learning rates by attention: of those tried in ``peaks`` the best, for characters."""
-TRIED = (2e-3, 5e-3, 1e-2)
+TRIED = (2e-3, 5e-3, 1e-2, 2e-2)
 
 
 def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
