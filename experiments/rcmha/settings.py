@@ -25,7 +25,7 @@ class Settings:
     memory: int = 64
     batch: int = 16
     updates: int = 1500
-    peak: float = 5e-3
+    peak: float = 1e-2
     """The learning rate at the end of the warm-up; Noam's schedule before and after."""
     warmup: int = 300
     clip: float = 1.0
@@ -66,7 +66,7 @@ class CopySettings:
 AnySettings = Settings | CostSettings | CopySettings
 
 
-PEAK = dict.fromkeys(FOUR, 5e-3)
+PEAK = dict.fromkeys(FOUR, 1e-2)
 """Learning rates by attention: of those tried in ``peaks`` the best, for characters."""
 TRIED = (2e-3, 5e-3, 1e-2, 2e-2)
 
@@ -80,7 +80,7 @@ def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
 CHARACTERS = Settings("characters")
 CONV = replace(CHARACTERS, attention="relative-conv", peak=PEAK["relative-conv"])
 TRIAL = replace(CHARACTERS, updates=600, validated=50_000, valid_from=300_000)
-WORDS = Settings("words", batch=8, layers=2, updates=350, warmup=100, peak=3e-3, validated=50_000)
+WORDS = Settings("words", batch=8, layers=2, updates=350, warmup=100, peak=6e-3, validated=50_000)
 RECORDED = Settings(
     "characters", width=32, layers=1, hidden=64, segment=32, memory=32, batch=8, updates=400, warmup=100, peak=5e-3,
     validated=20_000,
