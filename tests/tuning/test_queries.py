@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from dualform.attention import ATTENTIONS
 from dualform.errors import SizeError
 from dualform.models import ViT
-from dualform.tuning import Probe, VisualQueryTuning, summary, trained_parameters, with_lora, with_prompts
+from dualform.tuning import (
+    IntermediateProbe,
+    Probe,
+    VisualQueryTuning,
+    summary,
+    trained_parameters,
+    with_lora,
+    with_prompts,
+)
 
 LAYERS, WIDTH, HEADS, TOKENS = 4, 32, 4, 17  # 16 patches and a class token
 
@@ -181,9 +190,12 @@ def test_a_frozen_backbone_stays_in_evaluation_mode():
     vit = backbone(dropout=0.5)
     model = VisualQueryTuning(vit, 6, tokens=1).double().train()
     assert model.training and not any(each.training for each in vit.modules())
-    assert torch.equal(model(pictures()), model(pictures()))
-    fine = Probe(vit, 6, detach_backbone=False).train()
-    assert all(each.training for each in vit.modules()) and fine.training
+    vit.train()  # as another network that shares it might
+    assert torch.equal(model(pictures()), model(pictures())) and not vit.training
+    other = backbone(dropout=0.5)
+    fine = Probe(other, 6, detach_backbone=False)
+    assert not other.training, "its mode is the user's affair"
+    assert all(each.training for each in fine.train().backbone.modules())
 
 
 def test_dropout_is_each_pictures_own_and_for_training():
@@ -349,7 +361,9 @@ def test_adapters_in_the_backbone_learn_beside_the_queries(adapt):
         F.mse_loss(concatenated(model, x), target).backward()
         for name, each in trained.items():
             torch.testing.assert_close(each.grad, grads[name], atol=1e-10, rtol=1e-8, msg=name)
-    frozen = tuned(2, vit=copy.deepcopy(vit))
+    with pytest.raises(SizeError, match="this backbone has adapters that learn: pass detach_backbone=False"):
+        tuned(2, vit=copy.deepcopy(vit))
+    frozen = tuned(2, vit=copy.deepcopy(vit).requires_grad_(False))
     F.mse_loss(frozen(x), target).backward()
     assert all(each.grad is None for each in frozen.backbone.parameters())
 
@@ -374,13 +388,64 @@ def test_prompts_are_seen_by_all_tokens():
     torch.testing.assert_close(block(h), torch.cat([out[:, :1], out[:, 3:]], 1))
 
 
-@pytest.mark.parametrize("attention", ["bn", "sh", "linear", "sparse"])
-def test_backbones_of_other_attentions_are_asked_too(attention):
-    vit = backbone(attention=attention)
-    model, x = tuned(2, vit=vit), pictures()
-    assert torch.equal(model.read(x)[0], vit.features(x)[:, 0])
+PLACED = ("sparse", "conv", "mdha", "relative")
+"""Attentions whose queries have a place."""
+
+
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if not name.startswith(PLACED)])
+def test_query_tokens_are_free_under_every_attention_that_is_taken(attention):
+    """Checks 3 and 4: a query that is a token reads what the token becomes, and queries do not see each other."""
+    vit, x = backbone(attention=attention), pictures(1)
+    model, every = tuned(3, vit=vit), states(vit, x)
+    read = summary(vit.blocks[1], every[1][:, 3:6], every[1])
+    torch.testing.assert_close(read, every[2][:, 3:6], atol=1e-10, rtol=0)
+    one = summary(vit.blocks[1], every[1][:, 4:5], every[1])
+    torch.testing.assert_close(one, read[:, 1:2], atol=1e-10, rtol=0)
     model(x).sum().backward()
     assert bool(gradient(model.queries).any())
+
+
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name.startswith(PLACED)])
+def test_attentions_whose_queries_have_a_place_are_refused(attention):
+    vit = backbone(attention=attention)
+    with pytest.raises(SizeError, match="depend on their place among others"):
+        tuned(2, vit=vit)
+    assert all(each.requires_grad for each in vit.parameters()), "what is refused is left as it was"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_new_is_of_the_backbones_kind(dtype):
+    vit, x = backbone(dtype), pictures(dtype=dtype)
+    for model in (VisualQueryTuning(vit, 6, combine="weighted"), Probe(vit, 6), IntermediateProbe(vit, 6)):
+        assert {each.dtype for each in model.parameters()} == {dtype} and model(x).dtype == dtype
+        assert model.refit()(x).dtype == dtype
+    with torch.device("meta"):
+        far = ViT(16, 4, classes=5, width=WIDTH, heads=HEADS, layers=2)
+    assert VisualQueryTuning(far, 6).queries.device.type == "meta"
+
+
+def test_a_backbone_that_is_frozen_already_is_not_fine_tuned_in_silence():
+    vit = backbone()
+    VisualQueryTuning(vit, 6)
+    with pytest.raises(SizeError, match="all of this backbone is frozen"):
+        Probe(vit, 6, detach_backbone=False)
+
+
+def test_what_is_refused_leaves_the_backbone_as_it_was():
+    vit = backbone().train()
+    for options in ({"classes": 0}, {"dropout": 1.0}, {"tokens": -1}):
+        with pytest.raises(SizeError):
+            VisualQueryTuning(vit, **{"classes": 3, **options})
+        assert vit.training and all(each.requires_grad for each in vit.parameters())
+
+
+def test_adapters_may_stand_beside_each_other():
+    for vit in (with_lora(with_prompts(backbone(), 2), 2), with_prompts(with_lora(backbone(), 2), 2)):
+        names = {name.rpartition(".")[2] for name, each in vit.named_parameters() if each.requires_grad}
+        parts = {name.split(".")[-2] for name, each in vit.named_parameters() if each.requires_grad}
+        assert names == {"weight", "prompts"} and {"down", "up"} <= parts
+    with pytest.raises(SizeError, match="activations are taken of plain blocks"):
+        IntermediateProbe(with_prompts(backbone()).requires_grad_(False), 6)
 
 
 def test_what_does_not_fit_is_refused():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import unchecked
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,7 +28,7 @@ def test_the_schedule_warms_up_and_falls_as_a_cosine():
     """Check 11."""
     found = [warmup_cosine(epoch) for epoch in (0, 5, 10, 55, 99)]
     assert found == pytest.approx([0, 0.5, 1, 0.5, 3.05e-4], abs=1e-6)
-    assert scaled_rate(1.0, 128) == 0.5
+    assert scaled_rate(1.0, 128) == 0.5 and warmup_cosine(38, 20, 2) == 0
 
 
 def test_the_group_lasso_and_its_gradient():
@@ -55,9 +56,11 @@ def test_so_many_features_are_kept_as_were_asked_for():
     assert scores[kept].min() >= scores[others].max()
     assert select(weight, 1.0).tolist() == list(range(9984))
     assert len(select(torch.ones(2, 10), 0.7)) == 7
-    for keep in (0.0, 1.1, -0.5, 1e-9):
+    for keep in (0.0, 1.1, -0.5, 1e-9, math.nan):
         with pytest.raises(SizeError, match=f"keep={keep}"):
             select(weight, keep)
+    with pytest.raises(SizeError, match="hold NaN or infinity"):
+        select(torch.full((2, 4), math.nan), 0.5)
 
 
 def test_the_lasso_finds_the_features_that_carry_the_signal():
@@ -87,11 +90,48 @@ def test_a_new_head_sees_the_selected_features_alone():
     assert list(trained_parameters(made)) == ["head.weight", "head.bias"] and made.backbone is model.backbone
     assert torch.equal(made.features(x), model.features(x)[:, chosen])
     assert made(x).shape == (3, 4) and made.head.in_features == 3
-    again = VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted").refit(torch.tensor([0, 2, 3]))
-    again.load_state_dict(made.state_dict())
-    assert torch.equal(again(x), made(x))
+    for again in (VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted") for _ in range(2)):
+        again.load_state_dict(made.state_dict())  # a head of another size makes room
+        assert torch.equal(again(x), made(x)) and torch.equal(again.features(x), made.features(x))
     whole = model.refit(classes=7)
     assert whole(x).shape == (3, 7) and torch.equal(whole.features(x), model.features(x))
+
+
+def test_selecting_again_selects_among_what_was_selected():
+    model, x = VisualQueryTuning(some_vit(), 4, tokens=2), torch.randn(3, 3, 16, 16)
+    first = model.refit(torch.tensor([50, 60, 70, 75]))
+    second = first.refit(torch.tensor([2, 3]))
+    assert second.selected is not None and second.selected.tolist() == [70, 75]
+    assert torch.equal(second.features(x), model.features(x)[:, [70, 75]])
+    again = first.refit()
+    assert again.selected is not None and again.selected.tolist() == [50, 60, 70, 75]
+    assert not torch.equal(again.head.weight, first.head.weight)
+
+
+def test_a_network_that_learns_goes_on_learning_after_it_is_refitted():
+    model = Probe(with_lora(some_vit(), 2), 4, detach_backbone=False)
+    before = list(trained_parameters(model))
+    made = model.refit()
+    assert list(trained_parameters(model)) == before and made.backbone is not model.backbone
+    assert list(trained_parameters(made)) == ["head.weight", "head.bias"]
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(made.features(x), model.eval().features(x))
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.tensor([0, 99999]), torch.tensor([]).long(), torch.ones(80).bool(), torch.ones(2)]
+)
+def test_features_that_are_not_there_are_refused(wrong):
+    with pytest.raises(SizeError, match="it must be numbers of features from 0 to 79"), unchecked():
+        VisualQueryTuning(some_vit(), 4, tokens=2).refit(wrong)
+
+
+def test_half_precision_neither_overflows_nor_divides_by_nothing():
+    assert group_lasso(torch.ones(100, 92_928, dtype=torch.float16)).isfinite()
+    model = Probe(some_vit().half(), 4, normalise=True)
+    torch.nn.init.zeros_(model.backbone.norm.weight)
+    torch.nn.init.zeros_(model.backbone.norm.bias)
+    assert model.features(torch.randn(1, 3, 16, 16).half()).isfinite().all()
 
 
 def test_features_of_all_layers():
@@ -119,5 +159,5 @@ def test_probes_and_fine_tuning():
     probe = Probe(some_vit(), 4)
     assert list(trained_parameters(probe)) == ["head.weight", "head.bias"]
     assert torch.equal(probe.features(x), probe.backbone.features(x)[:, 0])
-    with pytest.raises(LayerNotFound, match=r"no linear layer is called \['q'\]: there are .*'query'"):
-        with_lora(vit, names=["q"])
+    with pytest.raises(LayerNotFound, match=r"no linear layer is called 'q': there are .*'query'"):
+        with_lora(vit, names=["value", "q"])

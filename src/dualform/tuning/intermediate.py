@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dualform.attention.core import whole_number
-from dualform.models import ViT
+from dualform.errors import SizeError
+from dualform.models import Block, ViT
 
-from .tuned import Tuned, new_head, unit
+from .tuned import Tuned, unit
 
 
 class IntermediateProbe(Tuned):
@@ -23,13 +24,20 @@ class IntermediateProbe(Tuned):
 
     def __init__(self, backbone: ViT, classes: int, *, parts: int = 1) -> None:
         super().__init__(backbone)
-        self.parts, layers = whole_number("parts", parts, 1), len(backbone.blocks)
-        width, first = backbone.norm.normalized_shape[0], backbone.blocks[0]
-        self.head = new_head(parts * (2 * width + layers * (3 * width + hidden_of(first))), classes)
+        self.parts, tokens = whole_number("parts", parts, 1), backbone.pos_embed.shape[1]
+        if parts > tokens:
+            raise SizeError(f"parts={parts} is more than the {tokens} tokens of this backbone.")
+        if others := {type(block).__name__ for block in backbone.blocks if type(block) is not Block}:
+            raise SizeError(f"activations are taken of plain blocks, and this backbone has {sorted(others)}.")
+        width = backbone.norm.normalized_shape[0]
+        each = [3 * width + hidden_of(block) for block in backbone.blocks]
+        self.begin(parts * (2 * width + sum(each)), classes)
 
-    @torch.no_grad()
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         """All activations, layer by layer."""
+        return self.of_backbone(self._tapped, images)
+
+    def _tapped(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         h = self.backbone.embed(images)
         found = [self._pooled(h)]
         for block in self.backbone.blocks:
@@ -40,8 +48,8 @@ class IntermediateProbe(Tuned):
     def _pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b p"]:
         return unit(F.adaptive_avg_pool1d(x.mT, self.parts).flatten(1))
 
-    def _alike(self, classes: int) -> "IntermediateProbe":
-        return type(self)(self.backbone, classes, parts=self.parts)
+    def _alike(self, backbone: ViT, classes: int) -> "IntermediateProbe":
+        return type(self)(backbone, classes, parts=self.parts)
 
 
 def tapped(block: Any, h: Float[Tensor, "b n D"]) -> tuple[Float[Tensor, "b n D"], list[Tensor]]:

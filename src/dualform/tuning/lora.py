@@ -1,8 +1,6 @@
 """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) in a backbone."""
 
-import copy
 from collections.abc import Sequence
-from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,11 +8,13 @@ from torch import Tensor, nn
 from dualform.attention.core import whole_number
 from dualform.errors import LayerNotFound
 
-Model = TypeVar("Model", bound=nn.Module)
+from .tuned import Model, frozen_copy
 
 
 class LoRA(nn.Module):
     r"""A frozen linear layer with a learned change of low rank: :math:`Wx + \tfrac{\alpha}{r} B A x`. B begins at 0."""
+
+    adapts = ("down", "up")
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -29,12 +29,16 @@ class LoRA(nn.Module):
 
 
 def with_lora(model: Model, rank: int = 4, *, alpha: float = 8.0, names: Sequence[str] = ("query", "value")) -> Model:
-    """A frozen copy of a model, whose linear layers of these names have a learned change of low rank."""
-    made = copy.deepcopy(model).requires_grad_(False)
-    found = [name for name, each in made.named_modules() if isinstance(each, nn.Linear) and _last(name) in names]
-    if not found:
-        known = sorted({_last(name) for name, each in made.named_modules() if isinstance(each, nn.Linear)})
-        raise LayerNotFound(f"no linear layer is called {list(names)}: there are {known}.")
+    """A frozen copy of a model, whose linear layers of these names have a learned change of low rank.
+
+    Adapters that it has already stay, and learn.
+    """
+    made = frozen_copy(model)
+    linear = [name for name, each in made.named_modules() if isinstance(each, nn.Linear)]
+    found = [name for name in linear if _last(name) in names]
+    known = sorted({_last(name) for name in linear})
+    if missing := [name for name in names if name not in known]:
+        raise LayerNotFound(f"no linear layer is called '{missing[0]}': there are {known}.")
     for name in found:
         base = made.get_submodule(name)
         assert isinstance(base, nn.Linear)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dualform.models import ViT
 
-from .tuned import Tuned, new_head, unit
+from .tuned import Tuned, unit
 
 
 class Probe(Tuned):
@@ -19,12 +19,12 @@ class Probe(Tuned):
     def __init__(self, backbone: ViT, classes: int, *, normalise: bool = False, detach_backbone: bool = True) -> None:
         super().__init__(backbone, detach_backbone=detach_backbone)
         self.normalise = normalise
-        self.head = new_head(backbone.norm.normalized_shape[0], classes)
+        self.begin(backbone.norm.normalized_shape[0], classes)
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b D"]:
         """The class token behind the last normalisation."""
         found = self.of_backbone(self.backbone.features, images)[:, 0]
         return unit(found) if self.normalise else found
 
-    def _alike(self, classes: int) -> "Probe":
-        return type(self)(self.backbone, classes, normalise=self.normalise)
+    def _alike(self, backbone: ViT, classes: int) -> "Probe":
+        return type(self)(backbone, classes, normalise=self.normalise)

@@ -1,6 +1,5 @@
 """Visual prompt tuning (Jia et al. 2022, arXiv 2203.12119): learned tokens among the others, anew in each layer."""
 
-import copy
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from dualform.attention.core import whole_number
 from dualform.models import ViT
 
-from .tuned import patch_bound
+from .tuned import frozen_copy, patch_bound
 
 
 class PromptedBlock(nn.Module):
@@ -19,10 +18,13 @@ class PromptedBlock(nn.Module):
     Unlike the tokens of visual query tuning, prompts are keys and values too: they change all later features.
     """
 
-    def __init__(self, block: nn.Module, count: int, width: int, bound: float) -> None:
+    adapts = ("prompts",)
+
+    def __init__(self, block: nn.Module, count: int, bound: float, like: Float[Tensor, "1 n D"]) -> None:
         super().__init__()
         self.block = block
-        self.prompts = nn.Parameter(torch.empty(whole_number("prompts", count, 1), width).uniform_(-bound, bound))
+        prompts = torch.empty(whole_number("prompts", count, 1), like.shape[-1]).uniform_(-bound, bound)
+        self.prompts = nn.Parameter(prompts.to(like))
 
     def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
         """The tokens after this block."""
@@ -39,8 +41,8 @@ class PromptedBlock(nn.Module):
 
 
 def with_prompts(backbone: ViT, prompts: int = 8) -> ViT:
-    """A frozen copy of a backbone with learned prompts in every layer."""
-    made = copy.deepcopy(backbone).requires_grad_(False)
-    width, bound = made.norm.normalized_shape[0], patch_bound(made)
-    made.blocks = nn.ModuleList(PromptedBlock(block, prompts, width, bound).to(made.pos_embed) for block in made.blocks)
+    """A frozen copy of a backbone with learned prompts in every layer. Adapters that it has already stay, and learn."""
+    made = frozen_copy(backbone)
+    bound, like = patch_bound(made), made.pos_embed
+    made.blocks = nn.ModuleList(PromptedBlock(block, prompts, bound, like) for block in made.blocks)
     return made

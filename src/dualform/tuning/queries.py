@@ -18,13 +18,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualform.attention.core import whole_number
+from dualform.attention import ConvAttention, ConvolvedAttention, RelativeAttention, SparseAttention
+from dualform.attention.core import chosen, whole_number
+from dualform.attention.sparse import Sparse
 from dualform.errors import SizeError
 from dualform.models import ViT
 
-from .tuned import Tuned, new_head, patch_bound, unit
+from .tuned import Tuned, patch_bound, unit
 
 Combine = Literal["concat", "mean", "weighted"]
+Pool = Literal["class", "mean"]
 
 
 def summary(block: Any, p: Float[Tensor, "b t D"], h: Float[Tensor, "b n D"]) -> Float[Tensor, "b t D"]:
@@ -38,7 +41,7 @@ class VisualQueryTuning(Tuned):
 
     ``combine``: the tokens of a layer side by side ("concat"), their "mean", or a learned "weighted" sum. ``dropout``
     drops numbers of the query tokens in training. ``pool``: the first block of features is the last class token or
-    (for backbones that were trained without one) the normalised "mean" of the patches.
+    (for backbones whose class token was not trained) the normalised "mean" of the patches.
 
     Run apart from the queries, the backbone keeps no graph: for the backward pass there are only keys, values and rows
     of query tokens. The released code runs both together; values are the same, and what it keeps is not. With
@@ -47,24 +50,21 @@ class VisualQueryTuning(Tuned):
 
     def __init__(
         self, backbone: ViT, classes: int, *, tokens: int = 1, combine: Combine = "concat", dropout: float = 0.0,
-        pool: Literal["class", "mean"] = "class", detach_backbone: bool = True,
+        pool: Pool = "class", detach_backbone: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(backbone, detach_backbone=detach_backbone)
-        if combine not in ("concat", "mean", "weighted"):
-            raise SizeError(f"combine={combine!r} is not known; choose 'concat', 'mean' or 'weighted'.")
-        if pool not in ("class", "mean"):
-            raise SizeError(f"pool={pool!r} is not known; choose 'class' or 'mean'.")
+        self.combine: Combine = chosen("combine", combine, ("concat", "mean", "weighted"))
+        self.pool: Pool = chosen("pool", pool, ("class", "mean"))
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
+        see_that_queries_are_free(backbone)
         self.tokens, self.dropout = whole_number("tokens", tokens), dropout
-        self.combine: Combine = combine
-        self.pool: Literal["class", "mean"] = pool
-        layers, width = len(backbone.blocks), backbone.norm.normalized_shape[0]
+        layers, width, like = len(backbone.blocks), backbone.norm.normalized_shape[0], backbone.norm.weight
         bound = patch_bound(backbone)
-        self.queries = nn.Parameter(torch.empty(layers, tokens, width).uniform_(-bound, bound))
-        self.weights = nn.Parameter(torch.ones(layers, tokens)) if combine == "weighted" else None
+        self.queries = nn.Parameter(torch.empty(layers, tokens, width).uniform_(-bound, bound).to(like))
+        self.weights = nn.Parameter(torch.ones(layers, tokens).to(like)) if combine == "weighted" else None
         a_layer = (tokens if combine == "concat" else min(tokens, 1)) * width
-        self.head = new_head(width + layers * a_layer, classes)
+        self.begin(width + layers * a_layer, classes)
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         """The class token and each layer's summary, every one of them of length 1."""
@@ -85,9 +85,9 @@ class VisualQueryTuning(Tuned):
         They never change where the backbone is frozen: kept once for each picture, ``from_states`` needs no pass
         through the backbone. They take n·D numbers a layer and picture.
         """
-        found = [self.backbone.embed(images)]
+        found = [self.of_backbone(self.backbone.embed, images)]
         for block in self.backbone.blocks:
-            found.append(block(found[-1]))
+            found.append(self.of_backbone(block, found[-1]))
         return torch.stack(found, 1)
 
     def from_states(self, states: Float[Tensor, "b l n D"]) -> Float[Tensor, "b classes"]:
@@ -96,8 +96,7 @@ class VisualQueryTuning(Tuned):
             raise SizeError("the backbone is trained, so states that were kept are not its own: give it the pictures.")
         *before, last = states.unbind(1)
         summaries = [each for layer, h in enumerate(before) for each in self._summaries(layer, h)]
-        found = self._side_by_side(self._last(last), summaries)
-        return self.head(found if self.selected is None else found[:, self.selected])
+        return self.head(self.only_selected(self._side_by_side(self._last(last), summaries)))
 
     def _summaries(self, layer: int, h: Float[Tensor, "b n D"]) -> list[Float[Tensor, "b t D"]]:
         """What the query tokens of a layer read, if there are any."""
@@ -121,15 +120,28 @@ class VisualQueryTuning(Tuned):
             return z.flatten(1)
         return z.mean(1) if self.weights is None else torch.einsum("btD,t->bD", z, self.weights[layer])
 
-    def _alike(self, classes: int) -> "VisualQueryTuning":
+    def _alike(self, backbone: ViT, classes: int) -> "VisualQueryTuning":
         made = type(self)(
-            self.backbone, classes, tokens=self.tokens, combine=self.combine, dropout=self.dropout, pool=self.pool
+            backbone, classes, tokens=self.tokens, combine=self.combine, dropout=self.dropout, pool=self.pool
         )
         made.queries, made.weights = (
             None if each is None else nn.Parameter(each.detach().clone()) for each in (self.queries, self.weights)
         )
-        return made.to(self.queries)
+        made.head.to(self.head.weight)
+        return made
 
     def extra_repr(self) -> str:
         """How many tokens, and how they are combined."""
         return f"tokens={self.tokens}, combine={self.combine!r}, detach_backbone={self.detach_backbone}"
+
+
+def see_that_queries_are_free(backbone: ViT) -> None:
+    """What a query gives must not depend on its place, nor on the queries beside it."""
+    for block in backbone.blocks:
+        layer: Any = block.attn
+        placed = isinstance(layer, ConvAttention | ConvolvedAttention | RelativeAttention | SparseAttention)
+        if placed or isinstance(layer.kernel, Sparse):
+            raise SizeError(
+                f"queries of a {type(layer).__name__} depend on their place among others, and query tokens have none: "
+                "visual query tuning takes backbones with other attentions, such as softmax, bn, sh, linear or gqa."
+            )

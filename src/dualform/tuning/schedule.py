@@ -8,11 +8,12 @@ def warmup_cosine(epoch: int, epochs: int = 100, warmup: int = 10) -> float:
 
     .. math:: e/w \text{ for } e < w,\qquad \tfrac12\big(1 + \cos\pi\tfrac{e - w}{E - w}\big) \text{ from then on}
 
-    The first epoch has a rate of 0, as in the released code. For ``torch.optim.lr_scheduler.LambdaLR``.
+    The first epoch has a rate of 0, as in the released code, and so has what comes after the last. For
+    ``torch.optim.lr_scheduler.LambdaLR``.
     """
     if epoch < warmup:
         return epoch / warmup
-    return (1 + math.cos(math.pi * (epoch - warmup) / max(1, epochs - warmup))) / 2
+    return (1 + math.cos(math.pi * min(1.0, (epoch - warmup) / max(1, epochs - warmup)))) / 2
 
 
 def scaled_rate(nominal: float, batch: int) -> float:

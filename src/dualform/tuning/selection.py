@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualform.attention.core import wide
 from dualform.errors import SizeError
 
 
 def feature_scores(weight: Float[Tensor, "classes F"]) -> Float[Tensor, " F"]:
     """How much a head makes of each feature: the norm of its column. A column of zeros has a gradient of zero."""
-    return torch.linalg.vector_norm(weight, dim=0)
+    return torch.linalg.vector_norm(wide(weight), dim=0)
 
 
 def group_lasso(weight: Float[Tensor, "classes F"]) -> Float[Tensor, ""]:
@@ -26,9 +27,10 @@ def group_lasso(weight: Float[Tensor, "classes F"]) -> Float[Tensor, ""]:
 
 def select(weight: Float[Tensor, "classes F"], keep: float) -> Int[Tensor, " k"]:
     """The features with the largest scores, ⌊keep · F⌋ of them, in their own order."""
-    count = math.floor(keep * weight.shape[1] + 1e-9)  # 0.7 · 10 is a little less than 7
-    if not 0 < keep <= 1 or count < 1:
-        raise SizeError(
-            f"keep={keep} of {weight.shape[1]} features leaves {max(count, 0)}: it must lie in (0, 1] and leave 1."
-        )
-    return feature_scores(weight.detach()).topk(count).indices.sort().values
+    count = math.floor(keep * weight.shape[1] + 1e-9) if 0 < keep <= 1 else 0  # 0.7 · 10 is a little less than 7
+    if count < 1:
+        raise SizeError(f"keep={keep} of {weight.shape[1]} features: it must lie in (0, 1] and leave at least 1.")
+    scores = feature_scores(weight.detach())
+    if not bool(scores.isfinite().all()):
+        raise SizeError("the weights hold NaN or infinity, so their columns cannot be compared: train the head again.")
+    return scores.topk(count).indices.sort().values

@@ -1,5 +1,6 @@
 """A backbone with a new head: what all ways of tuning share."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,12 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualform.attention.core import whole_number
+from dualform.attention.core import whole_number, wide
 from dualform.errors import SizeError
 from dualform.models import ViT
 
 Made = TypeVar("Made")
 Own = TypeVar("Own", bound="Tuned")
+Model = TypeVar("Model", bound=nn.Module)
 
 FIRST_BIAS = -math.log(99)
 """Where the biases of a new head begin: as if each class had one chance in a hundred."""
@@ -25,7 +27,7 @@ class Tuned(nn.Module):
 
     ``detach_backbone`` (the default) freezes the backbone and runs it without a graph, in evaluation mode: nothing of
     it is kept for the backward pass. Without it, those of its parameters are trained that ask for a gradient: all of
-    them, or the adapters in it.
+    them, or the adapters in it; its own head is frozen, since nothing asks it.
 
     ``selected`` are the features that the head is given; None: all of them.
     """
@@ -35,10 +37,27 @@ class Tuned(nn.Module):
 
     def __init__(self, backbone: ViT, *, detach_backbone: bool = True) -> None:
         super().__init__()
+        learning = any(each.requires_grad for name, each in backbone.named_parameters() if not name.startswith("head."))
+        if detach_backbone and any(each.requires_grad for each in adapters(backbone)):
+            raise SizeError(
+                "this backbone has adapters that learn: pass detach_backbone=False, or freeze it with "
+                "requires_grad_(False)."
+            )
+        if not detach_backbone and not learning:
+            raise SizeError(
+                "all of this backbone is frozen (perhaps by another network that it was given to), so without "
+                "detach_backbone nothing of it would learn: pass a copy with requires_grad_(True), or detach it."
+            )
         self.backbone, self.detach_backbone = backbone, detach_backbone
-        (backbone if detach_backbone else backbone.head).requires_grad_(False)  # its own head is never asked
         self.register_buffer("selected", None)
-        self.train(self.training)
+        self.register_load_state_dict_pre_hook(take_selection)
+
+    def begin(self, features: int, classes: int) -> None:
+        """Make the head, and freeze what is not to learn: the last thing that a constructor does."""
+        self.head = new_head(features, classes, self.backbone.norm.weight)
+        (self.backbone if self.detach_backbone else self.backbone.head).requires_grad_(False)
+        if self.detach_backbone:
+            self.backbone.eval()
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         """The logits of each picture."""
@@ -46,28 +65,38 @@ class Tuned(nn.Module):
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         """What the head is given."""
-        found = self.all_features(images)
-        return found if self.selected is None else found[:, self.selected]
+        return self.only_selected(self.all_features(images))
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         """The same, before any are selected."""
         raise NotImplementedError
 
-    def refit(self: Own, selected: Int[Tensor, " k"] | None = None, classes: int | None = None) -> Own:
-        """The same network with a new head over some of its features, or all; all but the head is frozen.
+    def only_selected(self, features: Float[Tensor, "b F"]) -> Float[Tensor, "b k"]:
+        """Of all features those that the head is given."""
+        return features if self.selected is None else features[:, self.selected]
 
-        The backbone is shared, not copied.
+    def refit(self: Own, selected: Int[Tensor, " k"] | None = None, classes: int | None = None) -> Own:
+        """The same network with a new head over some of its features; all but the head is frozen.
+
+        ``selected`` are columns of this head, as ``select`` gives them; None: all of them. A frozen backbone is shared,
+        one that learned is copied, so this network is left as it is.
         """
-        made = self._alike(classes or self.head.out_features)
-        if selected is not None:
-            made.selected = selected.detach().to(self.head.weight.device).clone()
-            made.head = new_head(len(selected), made.head.out_features).to(self.head.weight)
+        backbone = self.backbone
+        if not self.detach_backbone:
+            backbone = copy.deepcopy(backbone).requires_grad_(False)
+        made = self._alike(backbone, self.head.out_features if classes is None else classes)
+        count = self.head.in_features
+        kept = torch.arange(count) if selected is None else checked(selected, count)
+        if self.selected is not None or selected is not None:
+            kept = kept.to(self.head.weight.device)
+            made.selected = kept if self.selected is None else self.selected[kept]
+            made.head = new_head(len(kept), made.head.out_features, self.head.weight)
         for name, parameter in made.named_parameters():
             parameter.requires_grad_(name.startswith("head."))
         return made
 
-    def _alike(self, classes: int) -> Any:
-        """One of the same kind on the same backbone, detached, with all that was learned but the head."""
+    def _alike(self, backbone: ViT, classes: int) -> Any:
+        """One of the same kind on a frozen backbone, with all that was learned but the head."""
         raise NotImplementedError
 
     def train(self: Own, mode: bool = True) -> Own:
@@ -81,21 +110,43 @@ class Tuned(nn.Module):
         """What a part of the backbone makes of something; without a graph where it is detached."""
         if not self.detach_backbone:
             return function(*given)
+        if self.backbone.training:  # another network that shares it may have changed its mode
+            self.backbone.eval()
         with torch.no_grad():
             return function(*given)
 
 
-def new_head(features: int, classes: int) -> nn.Linear:
+def new_head(features: int, classes: int, like: Tensor) -> nn.Linear:
     """A linear layer as the released code of visual query tuning begins it: normal by fan-out, biases of −ln 99."""
     head = nn.Linear(whole_number("features", features, 1), whole_number("classes", classes, 1))
     nn.init.kaiming_normal_(head.weight, mode="fan_out")
     nn.init.constant_(head.bias, FIRST_BIAS)
-    return head
+    return head.to(like)
 
 
 def unit(x: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
     """Each example's block of features, of length 1."""
-    return F.normalize(x, dim=-1, eps=1e-12)
+    return F.normalize(wide(x), dim=-1, eps=1e-12).to(x.dtype)
+
+
+def checked(selected: Tensor, count: int) -> Int[Tensor, " k"]:
+    """Columns of a head, if they are such."""
+    whole = not selected.is_floating_point() and selected.dtype != torch.bool and selected.ndim == 1
+    if not whole or not len(selected) or not 0 <= int(selected.min()) <= int(selected.max()) < count:
+        raise SizeError(
+            f"selected is {selected.dtype} of {tuple(selected.shape)}: it must be numbers of features from 0 to "
+            f"{count - 1}, 1 or more, as select() gives them."
+        )
+    return selected.detach()
+
+
+def take_selection(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded: where a head over selected features is in it, make room for both."""
+    found = state.get(f"{prefix}selected")
+    if found is not None and (model.selected is None or len(model.selected) != len(found)):
+        model.selected = torch.zeros_like(found, device=model.head.weight.device)
+        frozen = not model.head.weight.requires_grad
+        model.head = new_head(len(found), model.head.out_features, model.head.weight).requires_grad_(not frozen)
 
 
 def patch_bound(backbone: ViT) -> float:
@@ -104,8 +155,22 @@ def patch_bound(backbone: ViT) -> float:
     return math.sqrt(6 / (proj.in_channels * proj.kernel_size[0] * proj.kernel_size[1] + proj.out_channels))
 
 
+def adapters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of adapters in a model: modules that name what ``adapts`` in them."""
+    found = [getattr(each, name) for each in model.modules() for name in getattr(each, "adapts", ())]
+    return [p for each in found for p in ([each] if isinstance(each, nn.Parameter) else each.parameters())]
+
+
+def frozen_copy(model: Model) -> Model:
+    """A copy in which nothing learns but the adapters that it has already."""
+    made = copy.deepcopy(model).requires_grad_(False)
+    for each in adapters(made):
+        each.requires_grad_(True)
+    return made
+
+
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name those that ask for a gradient: what an optimiser is given, and what is worth saving."""
+    """By name those that ask for a gradient: what an optimiser is given."""
     found = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not found:
         raise SizeError(f"nothing in this {type(model).__name__} is trained: all of its parameters are frozen.")
