@@ -132,3 +132,96 @@ def test_what_is_not_known_is_refused():
     for options in ({"target": "weights"}, {"noise": "cauchy"}, {"mode": "old"}):
         with unchecked(), pytest.raises(SizeError, match="is not known; choose"):
             made(**options)
+
+
+def test_outputs_are_disturbed_by_all_tokens_so_this_is_not_causal():
+    """Without noise it is."""
+    x = random(2, 5, 12)
+    for one in (made(target="output"), made(mode="reference"), made(mode="reference").eval()):
+        with pytest.raises(SizeError, match=r"the future would leak: target='output' is not causal.*target='map'"):
+            one(x, causal=True)
+    close(made(target="output").eval()(x, causal=True), plain(made())(x, causal=True))
+
+
+def test_the_future_does_not_leak_into_disturbed_maps():
+    one, x = made(), random(2, 6, 12)
+    other = torch.cat([x[:, :3], random(2, 3, 12, seed=5)], 1)
+    found = []
+    for each in (x, other):
+        torch.manual_seed(0)
+        found.append(one(each, causal=True)[:, :3])
+    close(*found)
+
+
+def test_a_step_is_without_noise_and_says_so():
+    x = random(2, 1, 12)
+    for one in (made(), made(train_only=False).eval(), made(mode="reference").eval()):
+        with pytest.raises(SizeError, match=r"a step has no noise, and this layer has: .*train_only=True"):
+            one.step(x)
+    one = made().eval()
+    close(one.step(x)[0], one(x, causal=True))
+    still = made(scale=0.0)
+    close(still.step(x)[0], still(x, causal=True))
+
+
+def test_half_precision_has_as_much_noise():
+    """Variances of weights are below what float16 holds."""
+    one, x = made().float(), random(2, 200, 12).float()
+    torch.manual_seed(0)
+    expected = one(x)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.float16):
+        found = one(x)
+    quiet = plain(one.double())(x.double()).float()
+    assert ((found - quiet).norm() / (expected - quiet).norm() - 1).abs() < 0.1
+
+
+@pytest.mark.parametrize("mode", ["clean", "reference"])
+def test_padded_queries_have_no_say_in_the_noise_on_outputs(mode):
+    one, x, gone = made(mode=mode, target="output"), random(2, 5, 12), torch.zeros(2, 5, dtype=torch.bool)
+    gone[0, 3:], gone[1, 0] = True, True
+    outputs = plain(one).head_outputs(x, padding=gone)
+    torch.manual_seed(7)
+    found = one.head_outputs(x, padding=gone)
+    torch.manual_seed(7)
+    drawn = (torch.randn if mode == "clean" else torch.rand)(2, 3, 10, dtype=torch.float64)
+    if mode == "reference":
+        for i in range(3):
+            drawn[:, i, i] = 0
+    for b, head in ((b, head) for b in range(2) for head in range(6)):
+        there = ~gone[b]
+        row, u = outputs[b, head][there].flatten(), drawn[head // 3, head % 3].unflatten(0, (5, 2))[there].flatten()
+        e = (u - u.mean()) / u.std() * row.std() + (row.mean() if mode == "reference" else 0.0)
+        close(found[b, head][there].flatten(), row - e, 1e-10)
+        close(found[b, head][~there], outputs[b, head][~there], 1e-10)
+
+
+def test_a_tokens_own_weight_is_left_where_it_follows_on_a_memory():
+    """Its own key is at the end, and a copy of the tokens is the tokens."""
+    one, x = made(), random(2, 7, 12)
+
+    def same(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
+        found = []
+        for given in (first, second):
+            torch.manual_seed(0)
+            found.append(one(*given, causal=True))
+        close(*found)
+
+    same((x,), (x, x.clone()))
+    with torch.no_grad():  # values that are all one number, but for that of token 5, show the weight of token 5
+        one.value.weight.zero_()
+        one.value.bias.zero_()
+    values = one.value.forward
+    one.value.forward = lambda c: values(c) + (torch.arange(c.shape[1]) == 5).double()[:, None]
+    close(one.head_outputs(x[:, 4:], x, causal=True)[:, :, 1], plain_weight(one, x, 5), 1e-10)
+
+
+def plain_weight(one: Any, x: Tensor, token: int) -> Tensor:
+    """What each head of a token gives to the token itself, without noise."""
+    return one.weights(x, causal=True)[:, :, token, token, None].expand(-1, -1, one.size)
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
+def test_noise_is_of_a_size_that_makes_sense(scale):
+    with pytest.raises(SizeError, match=r"scale=.* must be a finite number, 0 or more"):
+        made(scale=scale)

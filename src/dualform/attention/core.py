@@ -6,7 +6,7 @@ a query.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from dualform.errors import SizeError
 
 Choice = TypeVar("Choice", bound=str)
+Mode = Literal["clean", "reference"]
+"""What we would do, or what the released code of a paper does."""
 
 
 def split_heads(x: Float[Tensor, "b n D"], heads: int) -> Float[Tensor, "b H n d"]:

@@ -17,8 +17,7 @@ from dualform.errors import SizeError
 
 from .allocating import Allocating
 from .allocation import head_norms, proportional, repaired_at_random, uniform
-from .core import chosen, whole_number
-from .key_driven import Mode
+from .core import Mode, chosen, whole_number
 from .pairs import Padding
 
 Kind = Literal["diff", "ema"]

@@ -7,7 +7,7 @@ anew, over all tokens, so there is no causal variant. The body of the paper was 
 code does, but for what ``mode`` says.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,10 +16,8 @@ from dualform.errors import SizeError
 
 from .allocating import Allocating
 from .allocation import head_norms, key_driven
-from .core import chosen, whole_number
+from .core import Mode, chosen, whole_number
 from .pairs import Padding
-
-Mode = Literal["clean", "reference"]
 
 
 class KeyDrivenAttention(Allocating):

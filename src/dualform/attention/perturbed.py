@@ -7,6 +7,7 @@ itself. The abstract says that the noise is subtracted from attention maps; the 
 outputs of heads. Both are here.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -14,10 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .core import chosen, wide
+from dualform.errors import SizeError
+
+from .cache import Cache
+from .core import Mode, chosen, wide
 from .expansion import Expansion
 from .grouped import GroupedQueryAttention
-from .key_driven import Mode
 from .pairs import Padding
 
 Target = Literal["map", "output"]
@@ -27,13 +30,14 @@ Noise = Literal["normal", "uniform"]
 class PerturbedAttention(GroupedQueryAttention):
     """PGQA: grouped-query attention whose heads are disturbed by noise of ``scale`` λ.
 
-    ``target`` "map": attention weights, row by row, over the keys that a query sees, but for its own in self-attention.
-    "output": what each head gives, all tokens and numbers as one row. ``noise`` is "normal" or "uniform" before it is
-    standardised. ``centred``: μ is left out, so lines of weights keep their sum. ``train_only``: there is no noise in
-    evaluation. None is what ``mode`` has. "clean" is map, normal, True, True: with μ most of what a head gives would be
-    taken away in training, and evaluation would be another function. "reference", as released, is output, uniform,
-    False, False, where entry i of the i-th row of a group is 0 before it is standardised. ``weights`` and
-    ``expansions`` are without noise, as they are without dropout.
+    ``target`` "map": attention weights, row by row, over the keys that a query sees, but for its own in self-attention
+    and wherever it is causal. "output": what each head gives, all tokens that are there and their numbers as one row;
+    so it is not causal while there is noise. ``noise`` is "normal" or "uniform" before it is standardised. ``centred``:
+    μ is left out, so lines of weights keep their sum. ``train_only``: there is no noise in evaluation. None is what
+    ``mode`` has. "clean" is map, normal, True, True: with μ most of what a head gives would be taken away in training,
+    and evaluation would be another function. "reference", as released, is output, uniform, False, False, where entry i
+    of the i-th row of a group is 0 before it is standardised. ``weights`` and ``expansions`` are without noise, as they
+    are without dropout; a ``step`` is refused while there is some.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class PerturbedAttention(GroupedQueryAttention):
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
         clean = chosen("mode", mode, ("clean", "reference")) == "clean"
+        if not 0 <= scale < math.inf:
+            raise SizeError(f"scale={scale} must be a finite number, 0 or more: so many times the noise is subtracted.")
         self.mode, self.scale = mode, scale
         self.target = chosen("target", target or ("map" if clean else "output"), ("map", "output"))
         self.noise: Noise = chosen("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
@@ -54,32 +60,48 @@ class PerturbedAttention(GroupedQueryAttention):
         causal: bool = False,
     ) -> Float[Tensor, "b H n d"]:  # fmt: skip
         """What each head gives, disturbed, before the heads are merged."""
-        if not self.scale or (self.train_only and not self.training):
-            return super().head_outputs(x, context, padding=padding, causal=causal)
-        if self.target == "output":
-            found = super().head_outputs(x, context, padding=padding, causal=causal)
-            rows = wide(found).flatten(2).unflatten(1, (self.kv_heads, -1))  # b G s L
-            drawn = self._drawn(rows[0])
-            if self.mode == "reference":
-                drawn.diagonal(dim1=-2, dim2=-1).zero_()
-            return (
-                (rows - self.scale * noise_like(rows, drawn, centred=self.centred))
-                .flatten(1, 2)
-                .view_as(found)
-                .to(found.dtype)
-            )
         own = context is None or context is x
-        found = self.expansions(x, context, padding=padding, causal=causal)
-        return self.in_order([self._disturbed(each, own) for each in found])
+        if not self.noisy:
+            return super().head_outputs(x, context, padding=padding, causal=causal)
+        if self.target == "map":
+            found = self.expansions(x, context, padding=padding, causal=causal)
+            return self.in_order([self._disturbed(each, own or causal) for each in found])
+        if causal:
+            raise SizeError(
+                "noise on outputs has the moments of all tokens, so the future would leak: target='output' is not "
+                "causal while there is noise. Take target='map', or evaluate with train_only=True."
+            )
+        found = super().head_outputs(x, context, padding=padding, causal=causal)
+        rows = wide(found).flatten(2).unflatten(1, (self.kv_heads, -1))  # b G s L
+        drawn = self._drawn(rows[0])
+        if self.mode == "reference":
+            drawn.diagonal(dim1=-2, dim2=-1).zero_()
+        kept = ~padding.repeat_interleave(self.size, 1)[:, None, None] if own and padding is not None else None
+        noise = noise_like(rows, drawn, kept, self.centred)
+        return (rows - self.scale * noise).flatten(1, 2).view_as(found).to(found.dtype)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether there is noise now."""
+        return self.scale > 0 and (self.training or not self.train_only)
+
+    def step(self, x: Float[Tensor, "b n D"], cache: Cache | None = None) -> tuple[Float[Tensor, "b n D"], Cache]:
+        """What causal attention gives the next tokens, where there is no noise."""
+        if self.noisy:
+            raise SizeError(
+                "a step has no noise, and this layer has: it would not be what layer(x, causal=True) gives. Call "
+                "eval() on a layer with train_only=True."
+            )
+        return super().step(x, cache)
 
     def _disturbed(self, each: Expansion, own: bool) -> Float[Tensor, "b h n e"]:
-        """What some heads give, with noise on their attention weights."""
+        """What some heads give, with noise on their attention weights. The queries are the last of the tokens."""
         weights = each.weights()
         n, m = weights.shape[-2:]
         kept = torch.ones(1, 1, n, m, dtype=torch.bool, device=weights.device)
-        kept = kept if each.hidden is None else kept & ~each.hidden
         if own:
-            kept = kept & ~torch.eye(n, m, dtype=torch.bool, device=weights.device)
+            kept = ~kept.triu(m - n).tril(m - n)
+        kept = kept if each.hidden is None else kept & ~each.hidden
         weights = weights - self.scale * noise_like(weights, self._drawn(weights[0]), kept, self.centred)
         dropped = F.dropout(weights.to(each.values.dtype), self.dropout, self.training)
         return dropped @ each.values
@@ -101,8 +123,9 @@ def noise_like(
 ) -> Float[Tensor, "b *s L"]:  # fmt: skip
     """Noise whose rows have the means and deviations (unbiased) of those of x; nothing where it is not ``kept``.
 
-    ``centred``: the means are 0 instead.
+    ``centred``: the means are 0 instead. It is in float32 at least: variances of weights leave the range of float16.
     """
+    x, drawn = wide(x), wide(drawn)
     kept = torch.ones_like(drawn, dtype=torch.bool) if kept is None else kept
     (mean, deviation), (center, spread) = moments(x, kept), moments(drawn, kept)
     z = (drawn - center) / torch.where(spread > 0, spread, 1.0)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import chosen, whole_number
+from .core import Mode, chosen, whole_number
 from .heads import Before, Kernel, MultiHead, Projected
 from .pairs import Padding
 from .relative import PositionName, RelativeSoftmax
@@ -26,7 +26,6 @@ from .softmax import Softmax
 Sharing = Literal["channel", "head"]
 Init = Literal["default", "primer", "identity"]
 QueryContext = Literal["memory", "segment"]
-Mode = Literal["clean", "reference"]
 
 
 class LookingBack(nn.Module):
