@@ -1,5 +1,7 @@
 """Key-driven grouping: who decides, who does not, and what the released code does to a batch."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -101,6 +103,15 @@ def test_where_the_released_code_does_not_end_there_is_a_sentence():
     close(made(groups=1)(x), load_from(layer("gqa", 24, 12, groups=1), made(groups=1))(x))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_keys_that_are_no_numbers_are_named_in_the_released_mode(wrong):
+    x = random(3, 6, 24)
+    x[1, 2, 3] = wrong
+    with pytest.raises(SizeError, match=r"the norms of the keys are \[.*(nan|inf).*\]: not all of them are finite"):
+        made("reference")(x)
+    assert made()(x)[0].isfinite().all()
+
+
 def test_it_is_not_causal():
     with pytest.raises(SizeError, match=r"the future would leak: 'kdgqa' is not causal\. Take 'dgqa'"):
         made()(random(1, 5, 24), causal=True)
@@ -162,6 +173,17 @@ def test_allocations_are_noted_while_a_loop_runs():
     assert not model.first.watchers and not model.second.watchers and not model.first.passing
     model(batches[0])
     assert len(history["first"]) == 4
+
+
+def test_who_is_told_is_no_part_of_a_layer():
+    """A model that is watched can be copied and pickled; its copies are not watched."""
+    model = Two().train()
+    with attention.allocations(model) as history:
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for each in (model, *copies):
+            each(random(5, 6, 24))
+    assert len(history["first"]) == len(history["second"]) == 1
+    assert not any(each.first.watchers for each in copies)
 
 
 def test_a_model_without_allocations_has_no_history():

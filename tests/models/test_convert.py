@@ -90,6 +90,17 @@ def test_other_models_are_converted_too_and_back():
         assert (grouped(given) - model(given)).abs().max() > 1e-5
 
 
+def test_an_allocation_that_is_held_is_converted_too():
+    """To the same number of groups as it is, to a head for each query head written out."""
+    model, x = vit("dgqa", groups=3), pictures()
+    for block in model.blocks:
+        block.get_submodule("attn").get_buffer("allocation").copy_(torch.tensor([4, 0, 2]))
+    for name, groups in (("dgqa", 3), ("gqa", 6), ("dgqa", 6)):
+        torch.testing.assert_close(convert(model, name, groups=groups)(x), model(x))
+    torch.testing.assert_close(convert(model, "dgqa")(x), model(x))
+    torch.testing.assert_close(convert(model, "softmax")(x), model(x))
+
+
 def test_what_has_no_attention_is_refused():
     with pytest.raises(SizeError, match="this MLP has no attention layer"):
         convert(MLP(4, 3, 2), "gqa")

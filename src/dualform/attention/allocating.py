@@ -33,7 +33,7 @@ class Allocating(GroupedQueryAttention):
         causal: bool = False,
     ) -> Float[Tensor, "b H n d"]:  # fmt: skip
         """What each head gives, before the heads are merged. This is a pass."""
-        self.passing = not going_back()
+        self.passing = True
         try:
             return super().head_outputs(x, context, padding=padding, causal=causal)
         finally:
@@ -44,7 +44,7 @@ class Allocating(GroupedQueryAttention):
     ) -> tuple[Float[Tensor, "b H m d"], Float[Tensor, "b H m d"]]:
         """Keys and values of each query head. Watchers are told of passes in training."""
         allocation = self.decided(k, padding, causal)
-        if self.passing and self.training:
+        if self.passing and self.training and self.watchers and not going_back():
             for tell in self.watchers:
                 tell(allocation)
         return handed_out(k, allocation, self.heads), handed_out(v, allocation, self.heads)
@@ -60,11 +60,17 @@ class Allocating(GroupedQueryAttention):
         k = split_heads(self.key(context), self.kv_heads)
         return self.decided(k, padding, False).expand(len(x), -1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: all but the watchers, who watch this layer alone."""
+        return self.__dict__ | {"watchers": []}
+
     def decided(self, k: Float[Tensor, "b G m d"], padding: Padding, causal: bool) -> Int[Tensor, "#b G"]:
         """How many query heads each key/value head gets."""
         raise NotImplementedError
 
 
 def going_back() -> bool:
-    """Whether a backward pass is running, which may run forward passes again."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    """Whether a backward pass is running, which may run forward passes again. To a compiler it is no part of a graph,
+    so it is asked last, and where it matters.
+    """
+    return torch._C._current_graph_task_id() != -1

@@ -7,6 +7,7 @@ n are the norms of the keys, head by head, at every ``window``-th pass of traini
 released code, the reverse of what is usual.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from dualform.errors import SizeError
 
-from .allocating import Allocating
+from .allocating import Allocating, going_back
 from .allocation import head_norms, proportional, repaired_at_random, uniform
-from .core import Mode, chosen, whole_number
+from .core import Mode, chosen, whole_number, wide
 from .pairs import Padding
 
 Kind = Literal["diff", "ema"]
@@ -27,15 +28,19 @@ class DynamicAttention(Allocating):
     """DGQA. Buffers: ``allocation``, which is in use; ``cache``, norms of before; ``passes`` of training so far.
 
     "clean": norms are means over a batch. An update is ``waiting`` until the next pass, so no query is answered by an
-    allocation that later tokens had a say in (causal attention may be trained with it), all processes of a data-
-    parallel training use that of the first, and gradient checkpointing computes again what it computed. Evaluation
-    holds the allocation, which is saved. Heads are rounded by largest remainders. "diff" takes the norms themselves
-    where nothing changed, and at first.
+    allocation that later tokens had a say in: causal attention may be trained with it. All processes of a data-parallel
+    training use that of the first, as torch sends buffers round before a pass (under ``no_sync()`` it does not, and
+    they differ). Gradient checkpointing computes again what it computed, unless another pass with an update lies
+    between a pass and its way back: then with the newer allocation. Evaluation holds the allocation, which is saved.
+    Heads are rounded by largest remainders. "diff" takes the norms themselves where nothing changed, and at first.
 
     "reference", as released: norms are sums over a batch; an update counts at once; the cache is (cache + norms) /
     window after it; passes begin anew at ``begin_epoch()``. Evaluation updates at every call, and leaves the last norms
     as cache: what it gives depends on what was evaluated before. Rounding is repaired at random, and the allocation is
-    not saved. Weights and expansions show the allocation of the last pass.
+    not saved, so ``memory.at(step)`` of a recording does not bring it back. Weights and expansions show the allocation
+    of the last pass.
+
+    A state dict without allocations, such as that of ``gqa``, begins anew: evenly, with no pass behind it.
     """
 
     allocation: Tensor
@@ -53,11 +58,9 @@ class DynamicAttention(Allocating):
         self.window, self.beta = whole_number("window", window, 1), beta
         if not 0 <= beta <= 1:
             raise SizeError(f"beta={beta} must lie in [0, 1]: it is the share of the new norms.")
-        for name in ("allocation", "waiting"):
-            self.register_buffer(name, uniform(heads, self.kv_heads), persistent=mode == "clean")
-        self.register_buffer("cache", torch.zeros(self.kv_heads))
-        self.register_buffer("passes", torch.zeros((), dtype=torch.int64), persistent=mode == "clean")
-        self.register_load_state_dict_pre_hook(begin_with_own)
+        for name, each in fresh(heads, self.kv_heads).items():
+            self.register_buffer(name, each, persistent=mode == "clean" or name == "cache")
+        self.register_load_state_dict_pre_hook(begin_anew)
 
     def begin_epoch(self) -> None:
         """Let the passes begin anew, as the released code does at every epoch. The clean mode counts on."""
@@ -72,7 +75,7 @@ class DynamicAttention(Allocating):
                 "an update of mode='reference' counts at once, so the future would leak: it is not causal. The clean "
                 "mode is."
             )
-        if self.passing and (self.training or self.mode == "reference"):
+        if self.passing and (self.training or self.mode == "reference") and not going_back():
             if self.mode == "clean":
                 self._pass(k, padding)
             else:
@@ -105,13 +108,42 @@ class DynamicAttention(Allocating):
             self.cache.copy_((cache + norms) / self.window if self.training else norms)
         self.passes += int(self.training)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """As torch moves and casts; but the cache stays in float32 at least, or rounding would pass for a change."""
+        before = self.cache
+        super()._apply(fn, recurse)
+        dtype = torch.promote_types(self.cache.dtype, torch.float32)
+        if dtype != self.cache.dtype:
+            self.cache = before.to(self.cache.device, dtype)
+        return self
+
     def extra_repr(self) -> str:
         """Also how it allocates."""
         return f"{super().extra_repr()}, kind={self.kind!r}, window={self.window}, mode={self.mode!r}"
 
 
-def begin_with_own(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: that of a layer without allocations leaves this one's as they are."""
-    mine = {f"{prefix}{name}": each for name, each in layer.state_dict().items() if "." not in name}
-    if not mine.keys() & state.keys():
-        state |= mine
+def fresh(heads: int, groups: int) -> dict[str, Tensor]:
+    """What a layer holds before its first pass."""
+    even = uniform(heads, groups)
+    passes = torch.zeros((), dtype=torch.int64)
+    return {"allocation": even, "waiting": even.clone(), "cache": torch.zeros(groups), "passes": passes}
+
+
+def begin_anew(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded: if it is of a layer without allocations, those of a new one are put in.
+
+    What is not saved begins anew then too, and where it has no device yet.
+    """
+    weight = state.get(f"{prefix}key.weight")
+    if weight is None:
+        return
+    with torch.device("cpu"):
+        new = fresh(layer.heads, layer.kv_heads)
+    new["cache"] = wide(new["cache"].to(weight.dtype))
+    plain = not any(f"{prefix}{name}" in state for name in new)
+    for name, each in new.items():
+        if name in layer._non_persistent_buffers_set:
+            if plain or layer.get_buffer(name).is_meta:
+                setattr(layer, name, each.to(weight.device))
+        elif plain:
+            state[f"{prefix}{name}"] = each.to(weight.device)

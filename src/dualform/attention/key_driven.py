@@ -53,6 +53,11 @@ class KeyDrivenAttention(Allocating):
         if self.mode == "clean":
             return key_driven(norms, self.heads, self.least)
         norms = norms.sum(0, keepdim=True)
+        if not bool(norms.isfinite().all()):
+            raise SizeError(
+                f"the norms of the keys are {norms.flatten().tolist()}: not all of them are finite. Look at what the "
+                "layer is given; mode='clean' shares evenly where a norm is no number."
+            )
         if not bool(norms.amax() > norms.amin()):
             raise SizeError(
                 f"the keys of all {self.kv_heads} groups are of one size ({norms.flatten()[0]:g}): their shares are "

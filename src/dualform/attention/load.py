@@ -26,9 +26,14 @@ class Projection(NamedTuple):
 @torch.no_grad()
 def load_from(layer: Layer, other: nn.Module) -> Layer:
     """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
-    same width and heads. Other parameters stay. Where key/value heads get fewer, each becomes the mean of a run of
-    them; where they get more, each is there several times, which is the same function (not so for ``kdgqa``, where
-    each example has groups of its own).
+    same width and heads. Other parameters stay.
+
+    Where key/value heads get fewer, each becomes the mean of a run of them, which is another function; where they get
+    more, each is there several times, which is the same function, between layers that weigh alike. What a ``dgqa``
+    holds is written out: its key/value heads go to the query heads that they are given to, and these are pooled, which
+    is the same function where each run has one key/value head, as with a group for each head. A ``dgqa`` with as many
+    groups takes them as they are, with the allocation and, in the same mode, with cache and passes. Of a ``kdgqa``,
+    where each example has groups of its own, and into one, nothing but the weights is the same.
     """
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
@@ -48,13 +53,15 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
             raise SizeError(
                 f"the weights of '{name}' have a bias that is not zero, and the layer's none: build it with {how}."
             )
+    holds = other if isinstance(other, DynamicAttention) else None
+    heir = layer if isinstance(layer, DynamicAttention) and holds and layer.kv_heads == holds.kv_heads else None
+    groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
     for name, (weight, bias) in theirs.items():
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         mine = layer.get_submodule(name)
         if name in ("key", "value"):
-            groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
-            if isinstance(other, DynamicAttention) and groups == layer.heads:
-                held = owners(other.allocation, layer.heads)
+            if holds is not None and heir is None:
+                held = owners(holds.allocation, layer.heads)
                 weight, bias = (rows.unflatten(0, (-1, layer.size))[held].flatten(0, 1) for rows in (weight, bias))
             weight, bias = (resized(rows, layer.size, groups, layer.heads) for rows in (weight, bias))
         if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
@@ -63,6 +70,9 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
                 _fill(each, weights[scale], biases[scale])
         else:
             _fill(mine, weight, bias)
+    if holds is not None and heir is not None:
+        for name in ("allocation", "waiting", *(("cache", "passes") if heir.mode == holds.mode else ())):
+            heir.get_buffer(name).copy_(holds.get_buffer(name))
     return layer
 
 
