@@ -81,6 +81,10 @@ def peak_bytes(make: Callable[[], Callable[[], None]]) -> int:
 
     process = context.Process(target=child)
     process.start()
-    found = ours.recv()
-    process.join()
-    return found
+    theirs.close()  # so that one hears of it if the process ends without a word
+    try:
+        return ours.recv()
+    except EOFError as error:
+        raise RuntimeError("the process whose growth is measured ended early: perhaps memory ran out.") from error
+    finally:
+        process.join()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,14 @@ def measure(settings: CostSettings) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
     x, y = torch.randn(settings.batch, 3, settings.size, settings.size), torch.arange(settings.batch) % settings.classes
     found: dict[str, Any] = {}
-    for name, tokens in track(WAYS.items(), "measuring memory", console=console, transient=True):
+    for name, tokens in track(WAYS.items(), "measuring growth", console=console, transient=True):
+        # first, and with networks made in their processes: what was freed before would be used again
+        make = partial(network, settings, name, tokens)
+        found[name] = {"grown_megabytes": peak_bytes(lambda make=make: update(*make(), x, y)) / 1e6}
+    for name, tokens in WAYS.items():
         model, call = network(settings, name, tokens)
-        found[name] = {
+        found[name] |= {
             "kept_megabytes": kept_bytes(model, lambda call=call: call(x)) / 1e6,
-            "grown_megabytes": peak_bytes(lambda model=model, call=call: update(model, call, x, y)) / 1e6,
             "learned_parameters": sum(each.numel() for each in trained_parameters(model).values()),
         }
     steps = [Timed(*network(settings, name, tokens), x, y) for name, tokens in WAYS.items()]

@@ -28,9 +28,9 @@ def network(backbone: ViT, settings: TransferSettings) -> VisualQueryTuning:
 
 
 def train_recorded(run: Run, backbone: ViT, settings: TransferSettings) -> dict[str, Any]:
-    """Tune as ever, recorded in float32."""
+    """Adam at one rate, recorded in float32."""
     model, (part, index) = network(backbone, settings), labelled(settings.target, settings.labelled, settings.seed)
-    optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=settings.rates[0])
+    optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=settings.rates[0][0])
     with dualform.record(model, optimizer, run.memory, dtype="float32", overwrite=True, progress=False) as tape:
         for some in batches(len(part.y), settings.batch, settings.epochs, settings.seed):
             tape.note(index=index[some], label=part.y[some])
@@ -78,7 +78,7 @@ def ask(run: Run, backbone: ViT, settings: TransferSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def draw(run: Run, settings: TransferSettings, found: dict[str, Any], model: VisualQueryTuning) -> None:
-    """Test pictures, where the first query token of the last layer looks, and the training pictures of the answer."""
+    """Test pictures, where the query tokens of the last layer look, and the training pictures of the answer."""
     import matplotlib
 
     matplotlib.use("agg")

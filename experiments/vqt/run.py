@@ -22,7 +22,7 @@ from .settings import (
     CostSettings,
     tiny,
 )
-from .training import transfer
+from .training import Rate, transfer
 
 __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
@@ -37,6 +37,8 @@ def reproduce(experiment: str, options: Options) -> None:
 def stages(experiment: str, run: Run, settings: Any, options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
     """What is done in a run."""
     if isinstance(settings, BackboneSettings):
+        if not (run.folder / backbone.FILE).exists():  # of results that are kept, the weights are not
+            (run.folder / "training.json").unlink(missing_ok=True)
         return {"training": partial(backbone.train_backbone, run, settings)}
     if isinstance(settings, CostSettings):
         return {"cost": partial(measure, settings)}
@@ -57,7 +59,10 @@ def trained_backbone(options: Options) -> ViT:
     return backbone.load(options.out, made)
 
 
-def first_rate(folder: Path) -> float | None:
+def first_rate(folder: Path) -> Rate | None:
     """The rate that the first network of a variant chose: the others take it too."""
     file = folder / "seed-0" / "training.json"
-    return json.loads(file.read_text())["rate"] if file.exists() else None
+    if not file.exists():
+        return None
+    outside, inside = json.loads(file.read_text())["rate"]
+    return outside, inside

@@ -32,8 +32,8 @@ class TransferSettings:
 
     target: str
     method: str
-    rates: tuple[float, ...]
-    """Learning rates, of which the validation pictures choose."""
+    rates: tuple[tuple[float, float], ...]
+    """Learning rates, of which the validation pictures choose: of head and query tokens, and inside the backbone."""
     tokens: int = 0
     keep: float = 1.0
     """The share of features that a group lasso keeps; a head is then trained anew on these."""
@@ -42,6 +42,8 @@ class TransferSettings:
     validation: int = 200
     """How many of these choose the rate; the network that counts sees all of them."""
     epochs: int = 20
+    trial_epochs: int = 10
+    """For choosing a rate."""
     batch: int = 64
     tests: int = 0
     """Test pictures that are used; 0 for all."""
@@ -63,20 +65,21 @@ class CostSettings:
     seed: int = 0
 
 
-HEAD_RATES, DEEP_RATES = (0.1, 0.03, 0.01, 0.003), (3e-3, 1e-3)
-"""For what is learned beside a frozen backbone, and for what is learned inside it."""
+FROZEN = tuple((rate, 0.0) for rate in (0.1, 0.03, 0.01, 0.003))
+LEARNING = tuple((outside, inside) for outside in (0.03, 0.003) for inside in (3e-3, 1e-3))
+"""Learning rates that are tried, four of each: beside a frozen backbone, and with one that learns."""
 METHODS: dict[str, dict] = {
-    "linear": {"rates": HEAD_RATES},
-    "intermediate": {"rates": HEAD_RATES},
-    "intermediate-select": {"rates": HEAD_RATES, "keep": 0.2},
-    "vqt-1": {"rates": HEAD_RATES, "tokens": 1},
-    "vqt-5": {"rates": HEAD_RATES, "tokens": 5},
-    "vqt-5-select": {"rates": HEAD_RATES, "tokens": 5, "keep": 0.2},
-    "prompts": {"rates": DEEP_RATES},
-    "lora": {"rates": DEEP_RATES},
-    "vqt-5+prompts": {"rates": DEEP_RATES, "tokens": 5},
-    "vqt-5+lora": {"rates": DEEP_RATES, "tokens": 5},
-    "full": {"rates": DEEP_RATES},
+    "linear": {"rates": FROZEN},
+    "intermediate": {"rates": FROZEN},
+    "intermediate-select": {"rates": FROZEN, "keep": 0.2},
+    "vqt-1": {"rates": FROZEN, "tokens": 1},
+    "vqt-5": {"rates": FROZEN, "tokens": 5},
+    "vqt-5-select": {"rates": FROZEN, "tokens": 5, "keep": 0.2},
+    "prompts": {"rates": LEARNING},
+    "lora": {"rates": LEARNING},
+    "vqt-5+prompts": {"rates": LEARNING, "tokens": 5},
+    "vqt-5+lora": {"rates": LEARNING, "tokens": 5},
+    "full": {"rates": LEARNING},
 }
 """Ways to tune; what each of them is, is said in ``methods.py``."""
 
@@ -89,7 +92,7 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
         for target in TARGETS
     },
     "cost": {"vit-small": CostSettings()},
-    "recorded": {target: TransferSettings(target, "vqt-5", (0.01,), tokens=5) for target in TARGETS},
+    "recorded": {target: TransferSettings(target, "vqt-5", ((0.01, 0.0),), tokens=5) for target in TARGETS},
 }
 """By experiment and variant. All but ``cost`` need the backbone."""
 ON_REQUEST: dict[str, dict[str, AnySettings]] = {}
@@ -102,6 +105,14 @@ def tiny(settings: AnySettings) -> AnySettings:
     if isinstance(settings, BackboneSettings):
         return replace(settings, width=16, layers=2, epochs=1, most=128)
     if isinstance(settings, TransferSettings):
-        few = {"labelled": 40, "validation": 10, "epochs": 2, "batch": 8, "tests": 20, "rates": settings.rates[:2]}
+        few = {
+            "labelled": 40,
+            "validation": 10,
+            "epochs": 2,
+            "trial_epochs": 1,
+            "batch": 8,
+            "tests": 20,
+            "rates": settings.rates[:2],
+        }
         return replace(settings, **few)
     return replace(settings, size=32, patch=8, width=32, heads=4, layers=2, classes=5, batch=2, turns=1)

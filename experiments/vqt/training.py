@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,17 +38,21 @@ def accuracy(model: nn.Module, part: Pictures) -> float:
     return right / len(part.y)
 
 
-def fit(way: Way, part: Pictures, rate: float, settings: TransferSettings, lasso: float = 0.0) -> None:
+Rate = tuple[float, float]
+"""Of the head and query tokens, and of what learns inside the backbone."""
+
+
+def fit(way: Way, part: Pictures, rate: Rate, settings: TransferSettings, lasso: float = 0.0) -> None:
     """Adam without decay or augmentation; the rate warms up over a tenth of the epochs, then falls as half a cosine."""
     way.model.eval()
     with torch.no_grad():
         once = torch.cat([way.once(part.x[i : i + BLOCK]) for i in range(0, len(part.y), BLOCK)])
-    optimizer = torch.optim.Adam(trained_parameters(way.model).values(), lr=rate)
+    optimizer = torch.optim.Adam(groups(way.model, rate))
     way.model.train()
     warmup = max(1, settings.epochs // 10)
     for epoch in range(settings.epochs):
         for group in optimizer.param_groups:  # of the epoch to come, so that the first one learns too
-            group["lr"] = rate * warmup_cosine(epoch + 1, settings.epochs + 1, warmup)
+            group["lr"] = group["peak"] * warmup_cosine(epoch + 1, settings.epochs + 1, warmup)
         for index in batches(len(part.y), settings.batch, 1, 100 * settings.seed + epoch):
             loss = F.cross_entropy(way.logits(once[index]), part.y[index])
             if lasso:
@@ -57,7 +62,14 @@ def fit(way: Way, part: Pictures, rate: float, settings: TransferSettings, lasso
             optimizer.zero_grad()
 
 
-def tuned(backbone: ViT, part: Pictures, rate: float, settings: TransferSettings) -> Way:
+def groups(model: nn.Module, rate: Rate) -> list[dict[str, Any]]:
+    """What learns, with its rate: outside of the backbone and, if any does, inside."""
+    trained = trained_parameters(model)
+    parts = ([p for name, p in trained.items() if name.startswith("backbone.") == inside] for inside in (False, True))
+    return [{"params": part, "lr": peak, "peak": peak} for part, peak in zip(parts, rate, strict=True) if part]
+
+
+def tuned(backbone: ViT, part: Pictures, rate: Rate, settings: TransferSettings) -> Way:
     """All stages of a method: learn; where features are selected, learn a head under a group lasso, and one without."""
     way = methods.way(backbone, settings)
     if settings.keep == 1:
@@ -65,23 +77,24 @@ def tuned(backbone: ViT, part: Pictures, rate: float, settings: TransferSettings
         return way
     if settings.tokens:
         fit(way, part, rate, settings)
-    squeezed = methods.reading(way.model.refit())
-    fit(squeezed, part, rate / 2, settings, settings.lasso)
+    squeezed, half = methods.reading(way.model.refit()), (rate[0] / 2, rate[1] / 2)
+    fit(squeezed, part, half, settings, settings.lasso)
     chosen = methods.selected(way, squeezed.model.head.weight, settings)
-    fit(chosen, part, rate / 2, settings)
+    fit(chosen, part, half, settings)
     return chosen
 
 
-def chosen_rate(backbone: ViT, settings: TransferSettings) -> tuple[float, list[float]]:
+def chosen_rate(backbone: ViT, settings: TransferSettings) -> tuple[Rate, list[float]]:
     """The rate whose network gets most validation pictures right, the smaller one of equals; and what each gets."""
     part, _ = labelled(settings.target, settings.labelled, settings.seed)
     train, valid = part[settings.validation :], part[: settings.validation]
-    found = [accuracy(tuned(backbone, train, rate, settings).model, valid) for rate in settings.rates]
-    best = max(zip(found, settings.rates, strict=True), key=lambda pair: (pair[0], -pair[1]))
+    trial = replace(settings, epochs=settings.trial_epochs)
+    found = [accuracy(tuned(backbone, train, rate, trial).model, valid) for rate in settings.rates]
+    best = max(zip(found, settings.rates, strict=True), key=lambda pair: (pair[0], -pair[1][0], -pair[1][1]))
     return best[1], found
 
 
-def transfer(backbone: ViT, settings: TransferSettings, rate: float | None = None) -> dict[str, Any]:
+def transfer(backbone: ViT, settings: TransferSettings, rate: Rate | None = None) -> dict[str, Any]:
     """Tune on all labelled pictures, and see the test pictures once. Without a rate, it is chosen first."""
     found: list[float] = []
     if rate is None:

@@ -1,6 +1,7 @@
 """Experiments after visual query tuning: every one runs for a few steps, and the page is made of what they found."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dualform.tuning import VisualQueryTuning
 
 paper("vqt")  # puts the source tree on the path
 
+from experiments import measure  # noqa: E402
 from experiments.vqt import cost, methods, page, results, settings  # noqa: E402
 from experiments.vqt.pictures import labelled, pictures  # noqa: E402
 
@@ -47,6 +49,7 @@ def found(out: Path, run: str, stage: str = "training") -> dict:
 def test_a_rate_is_chosen_once_and_the_backbone_is_left_as_it_was(out):
     first, second = (found(out, f"mnist/vqt-5/seed-{seed}") for seed in (0, 1))
     assert len(first["validation"]) == 2 and not second["validation"] and first["rate"] == second["rate"]
+    assert first["rate"][1] == 0 < found(out, "mnist/vqt-5+lora/seed-0")["rate"][1]
     assert first["tested_on"] == 20 and 0 <= first["accuracy"] <= 1
     counts = {name: found(out, f"mnist/{name}/seed-0")["learned_parameters"] for name in QUICK}
     whole = found(out, f"backbone/{settings.SOURCE}/seed-0")["parameters"]
@@ -73,6 +76,29 @@ def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     assert (tmp_path / "images" / "recorded-small-digits-asked.png").exists()
     cell = 100 * sum(found(out, f"mnist/full/seed-{seed}")["accuracy"] for seed in (0, 1)) / 2
     assert f"| full | full fine-tuning | {cell:.1f} ±" in text
+
+
+def test_weights_that_were_not_kept_are_trained_again(out):
+    """Results can be restored without the backbone; the same one is then trained."""
+    weights = out / "backbone" / settings.SOURCE / "seed-0" / "model.safetensors"
+    before = weights.read_bytes()
+    weights.unlink()
+    reproduce("vqt/backbone", [], seeds=1, out=out.parent, quick=True, threads=1)
+    assert weights.read_bytes() == before
+
+
+def test_growth_that_cannot_be_measured_is_told():
+    def ends() -> None:
+        os._exit(1)
+
+    with pytest.raises(RuntimeError, match="ended early"):
+        measure.peak_bytes(lambda: ends)
+
+
+def test_a_gain_is_that_of_networks_with_the_same_seed():
+    assert page.gain_over([10.0, 20.0, 30.0], [11.0, 21.2, 30.9]) == "**+1.0 ± 0.4**"
+    assert page.gain_over([10.0, 20.0, 30.0], [12.0, 19.0, 31.0]) == "+0.7 ± 3.8"
+    assert page.gain_over([1.0], [2.0]) == "–"
 
 
 def test_pictures_are_of_one_shape():

@@ -117,7 +117,7 @@ def test_ours_stands_for_the_attention_of_torch_where_it_says_the_same(tmp_path,
     ones = torch.ones(16, 16, dtype=torch.bool)
     masks = {"none": None, "causal": ones.triu(1), "band": ones.triu(3) | ones.tril(-3)}
     view = attention(explorer_of(Twice(masks[mask]), tmp_path), FOURTH, Looking("theirs", head=1, token=5, by="mass"))
-    assert sum(view.looks) == pytest.approx(1.0)
+    assert sum(view.looks) == pytest.approx(1.0) and view.calls == ["16 tokens, themselves"] and view.itself
     if mask == "band":
         assert view.support is None
         return
@@ -190,17 +190,18 @@ def test_the_class_token_looks_at_patches(patches_explorer):
     assert all(each.name == view.tokens[each.tokens[0]] for each in view.support.largest)
 
 
-def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path):
+@pytest.mark.parametrize("tokens", [4, 17])  # also as many as there are others
+def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path, tokens):
     """Beside the tokens themselves; the backbone is frozen, so it is the head that recalls."""
     torch.manual_seed(0)
-    model = VisualQueryTuning(ViT(12, 3, channels=1, classes=3, width=8, heads=2, layers=2), 3, tokens=4)
+    model = VisualQueryTuning(ViT(12, 3, channels=1, classes=3, width=8, heads=2, layers=2), 3, tokens=tokens)
     pictures, labels = some_pictures()
     few_steps(model, tmp_path / "memory", (pictures,), labels, 3)
     examples = Examples(pictures, labels)
     explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
     view = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", head=1, token=2))
-    assert view.calls == ["17 tokens, themselves", "4 tokens, 17 others"] and view.looking.call == 1
-    assert view.patches == 4 and len(view.queries) == 4 and view.queries[2] == "query token 2"
+    assert view.calls == ["17 tokens, themselves", f"{tokens} tokens, 17 others"] and view.looking.call == 1
+    assert view.patches == 4 and len(view.queries) == tokens and view.queries[2] == "query token 2"
     with torch.no_grad():
         block: Any = model.backbone.blocks[1]
         before = model.states(pictures[4:5])[:, 1]
@@ -208,10 +209,10 @@ def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path):
     assert view.looks == pytest.approx(expected.tolist(), abs=1e-5)
     assert view.support is not None and isinstance(view.recalled, Prediction) and view.looking.recalled == "head"
     own = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", call=0))
-    assert own.looking.token == 0 and own.queries[0] == "the class token"
+    assert own.looking.token == 0 and own.queries[0] == "the class token" and own.itself and not view.itself
     with serving(explorer) as served:
         page = served.get("/attention/test/4?layer=backbone.blocks.1.attn&token=2")
-        assert page.status == 200 and "4 tokens, 17 others" in page.text and "query token 2" in page.text
+        assert page.status == 200 and f"{tokens} tokens, 17 others" in page.text and "query token 2" in page.text
 
 
 @pytest.mark.parametrize("name", ["gqa", "kdgqa", "dgqa"])

@@ -1,7 +1,7 @@
 """The rest: parameters and buffers that no rule explains, kept as snapshots so that every step stays a whole model."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,8 @@ SMALL = 1 << 20
 
 
 def auto_interval(rest: Mapping[str, Tensor]) -> int:
-    """How many steps go by between two looks at the rest. Frozen parameters cost nothing: they are kept once."""
-    moving = (t for t in rest.values() if t.requires_grad or not isinstance(t, nn.Parameter))
-    return max(1, math.ceil(sum(t.numel() * t.element_size() for t in moving) / SMALL))
+    """How many steps go by between two looks at the rest, frozen parameters aside: they are kept once."""
+    return _steps_for(t for t in rest.values() if not _frozen(t))
 
 
 class Rest:
@@ -21,13 +20,17 @@ class Rest:
 
     def __init__(self, tensors: Mapping[str, Tensor], every: int) -> None:
         self.tensors, self.every = dict(tensors), every
+        self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
         self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
 
     def changed(self, step: int) -> dict[str, Tensor]:
-        """Copies of what changed, under the names they are kept by."""
-        out = {}
+        """Copies of what changed, under the names they are kept by. What is frozen is read through now and then."""
+        out, rarely = {}, step % self._rarely == 0
         for name, tensor in self.tensors.items():
-            if _same(tensor, self._kept[name]):
+            before = self._kept[name]
+            if _frozen(tensor) and not rarely and _written_alike(tensor, before):
+                continue
+            if _same(tensor, before):
                 continue
             copy = tensor.detach().to("cpu", copy=True)
             self._kept[name] = _state(tensor, copy)
@@ -48,6 +51,14 @@ def same_bits(tensor: Tensor, kept: Tensor) -> bool:
     return torch.equal(tensor.detach().cpu().reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
 
 
+def _frozen(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def _steps_for(tensors: Iterable[Tensor]) -> int:
+    return max(1, math.ceil(sum(t.numel() * t.element_size() for t in tensors) / SMALL))
+
+
 def _small(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= SMALL
 
@@ -59,5 +70,9 @@ def _state(tensor: Tensor, copy: Tensor | None) -> tuple[Tensor | None, int, int
 
 
 def _same(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
-    kept, version, address = before
-    return tensor._version == version and tensor.data_ptr() == address if kept is None else same_bits(tensor, kept)
+    return _written_alike(tensor, before) if before[0] is None else same_bits(tensor, before[0])
+
+
+def _written_alike(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
+    """Whether it was not written to since, as far as torch counts that."""
+    return (tensor._version, tensor.data_ptr()) == before[1:]

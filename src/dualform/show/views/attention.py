@@ -55,6 +55,8 @@ class Attention(AtPlace):
     """What the keys stand for."""
     queries: list[str]
     """What tokens are called that one can look from."""
+    itself: bool
+    """Whether these are the keys."""
     patches: int
     """The side of the grid of patches, for a picture; else 0."""
     support: Carried | None
@@ -78,7 +80,8 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
         raise QueryError(f"attention over {max(n, m)} tokens is more than a page can show ({MOST}).")
     shown, head = explorer.shown(place), looking.head
     side = side_of(m) if shown.kind == "image" else 0
-    token = _token(looking.token, seen, n == m > side * side > 0)
+    itself = seen.context is None
+    token = _token(looking.token, seen, itself and m > side * side > 0)
     if (head is not None and not 0 <= head < count) or not (token == "all" or -n <= token < n):
         raise QueryError(f"there is no head {head} with token {token}: there are {count} heads and {n} tokens.")
     token = token if token == "all" else token % n
@@ -94,7 +97,8 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
         weights=weights.tolist(),
         looks=(weights[seen.asked].mean(0) if token == "all" else weights[token]).tolist(),
         tokens=[names.key(i) for i in range(m)],
-        queries=[names([i]) if n == m else f"query token {i}" for i in range(n)],
+        queries=[names([i]) if itself else f"query token {i}" for i in range(n)],
+        itself=itself,
         patches=side,
         support=_support(seen, head, token, looking.by, names),
         allocation=allocation(explorer, layer, place, seen),

@@ -78,21 +78,24 @@ def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any, call: int | 
         raise QueryError("this attention layer was not used in the forward pass.")
     call = len(calls) - 1 if call is None else call
     if not 0 <= call < len(calls):
-        raise QueryError(f"call {call} of this attention layer is not there: it was called {len(calls)} times.")
+        times = "once" if len(calls) == 1 else f"{len(calls)} times"
+        raise QueryError(f"call {call} of this attention layer is not there: it was called {times}.")
     with torch.no_grad(), swapped(model, memory.weights_for(model) or {}):
         given, output = calls[call]
         of_torch = isinstance(layer, nn.MultiheadAttention)
         seen = _of_torch(layer, given, output) if of_torch else _of_ours(layer, given)
-    return replace(seen, calls=tuple(_told(each) for each, _ in calls), call=call)
+    return replace(seen, calls=tuple(_told(layer, each) for each, _ in calls), call=call)
 
 
-def _told(given: Mapping[str, Any]) -> str:
+def _told(layer: nn.Module, given: Mapping[str, Any]) -> str:
     """What a call was: which tokens asked which."""
     asking = given["query"] if "query" in given else given["x"]
     other = given.get("key", given.get("context"))
-    if other is None or other is asking:
-        return f"{asking.shape[-2]} tokens, themselves"
-    return f"{asking.shape[-2]} tokens, {other.shape[-2]} others"
+    other = asking if other is None else other
+    first = getattr(layer, "batch_first", True)
+    asked, others = (_first(each, first).shape[1] for each in (asking, other))
+    tokens, those = f"{asked} token{'s' * (asked != 1)}", f"{others} other{'s' * (others != 1)}"
+    return f"{tokens}, {'themselves' if other is asking else those}"
 
 
 def _of_ours(layer: nn.Module, given: Mapping[str, Any]) -> Seen:
