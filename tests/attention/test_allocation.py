@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from making import random
+from torch import Tensor
 
 from dualform.attention.allocation import (
     head_norms,
@@ -128,13 +129,15 @@ def test_shares_are_rounded_by_largest_remainders():
     assert bool(((found - shares).abs() < 1).all())
 
 
+def seeded(weights: Tensor, seed: int) -> list[int]:
+    torch.manual_seed(seed)
+    return repaired_at_random(weights, 8).tolist()
+
+
 def test_repair_at_random_is_within_a_few_of_the_shares_and_never_negative():
     """With a seed it is always the same; rounding that fits is left alone; 0/0 is caught."""
     weights = torch.tensor([1.0, 1, 1, 1, 1])
-    one, two = (
-        [repaired_at_random(weights, 8, torch.Generator().manual_seed(seed)).tolist() for seed in range(50)]
-        for _ in range(2)
-    )
+    one, two = ([seeded(weights, seed) for seed in range(50)] for _ in range(2))
     assert one == two and len(set(map(tuple, one))) > 5
     assert all(sum(each) == 8 and min(each) >= 0 for each in one)
     assert repaired_at_random(torch.tensor([100.0, 110, 120, 130, 90, 95]), 12).tolist() == [2] * 6

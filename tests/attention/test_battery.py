@@ -1,5 +1,6 @@
 """The battery that every attention of the table passes."""
 
+import itertools
 import subprocess
 import sys
 
@@ -161,6 +162,35 @@ def test_what_is_padded_may_be_anything(name):
             bad = made.head_outputs(x.masked_fill(padding.unsqueeze(-1), filler), padding=padding, causal=causal)
             close(bad.transpose(1, 2)[~padding], good.transpose(1, 2)[~padding])
     assert not made.head_outputs(x[2:], random(1, 4, 12), padding=torch.ones(1, 4, dtype=torch.bool)).any()
+
+
+def test_a_copy_of_the_tokens_is_the_tokens_where_it_is_causal(name):
+    """Padding is of the queries too then, to convolutions as well."""
+    if True not in orders(name):
+        return
+    made, x = steady(name, causal=True), random(2, 11, 12)
+    padding = torch.zeros(2, 11, dtype=torch.bool)
+    padding[0, 3:5], padding[1, 9:] = True, True
+    with torch.no_grad():
+        for each in made.parameters():
+            nn.init.normal_(each, std=0.4)
+    expected = made(x, padding=padding, causal=True)
+    found = made(x, x.clone(), padding=padding, causal=True)
+    close(found[~padding], expected[~padding])
+
+
+def test_what_is_padded_poisons_no_gradient(name):
+    """NaN there changes nothing, also where the tokens are the end of a longer text."""
+    for causal, begin in itertools.product(orders(name), (0, 4)):
+        made, x = steady(name, causal), random(2, 11, 12)
+        if begin and not (causal and made.segments):
+            continue
+        padding = torch.zeros(2, 11, dtype=torch.bool)
+        padding[0, 2:5], padding[1, 9:] = True, True
+        x = x.masked_fill(padding.unsqueeze(-1), torch.nan)
+        out = made(x[:, begin:], x if begin else None, padding=padding, causal=causal)
+        out[~padding[:, begin:]].square().sum().backward()
+        assert all(bool(p.grad.isfinite().all()) for p in made.parameters() if p.grad is not None), (causal, begin)
 
 
 def test_dropout_is_for_training(name):

@@ -289,6 +289,22 @@ def test_biases_that_a_layer_has_no_place_for_are_not_dropped():
     assert layer("mdha").key.bias is not None and layer("mdha", bias=False).out.bias is None
 
 
+@pytest.mark.parametrize("qk_bias", [False, True])
+def test_weights_of_timm_get_the_biases_that_a_layer_has(qk_bias):
+    """Zeros where timm has none and a layer has one, and none where it has none."""
+    plain, x = layer("softmax"), random(2, 5, 12)
+    for part in (plain.query, plain.key, plain.value):
+        nn.init.zeros_(part.bias)
+    state = {
+        "qkv.weight": torch.cat([plain.query.weight, plain.key.weight, plain.value.weight]),
+        "proj.weight": plain.out.weight, "proj.bias": plain.out.bias,
+    }  # fmt: skip
+    one = layer("relative", qk_bias=qk_bias)
+    found = one.load_state_dict(state, strict=False)
+    assert not found.unexpected_keys and all(key.startswith("kernel.") for key in found.missing_keys)
+    close(one(x), plain(x))
+
+
 # ---------------------------------------------------------------- segments
 
 
@@ -396,12 +412,41 @@ def test_going_on_from_a_cache_is_reading_all_of_it(name, steps, options):
 
 
 def test_what_has_no_cache_says_so():
-    for name, kind in (("bn", "BatchNormAttention"), ("sh", "ScaledHeadAttention")):
-        with pytest.raises(SizeError, match=f"a {kind} cannot go on from a cache"):
+    for name, kind in (
+        ("bn", "BatchNormAttention"), ("sh", "ScaledHeadAttention"), ("linear", "LinearAttention"),
+        ("kdgqa", "KeyDrivenAttention"),
+    ):  # fmt: skip
+        with pytest.raises(SizeError, match=f"a {kind} cannot go on from a cache: it takes no segments"):
             layer(name).step(random(1, 1, 12))
     _, cache = layer("relative").step(random(1, 1, 12))
     with pytest.raises(SizeError, match="x has a batch of 2, and the cache one of 1"):
         layer("relative").step(random(2, 1, 12), cache)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        (
+            ("gqa", {"groups": 2}),
+            ("gqa", {"groups": 4}),
+            "keys of 2 heads with 3 numbers each, and this layer 4",
+        ),
+        (("softmax", {}), ("gqa", {}), "keys of 4 heads"),
+        (("softmax", {"heads": 2}), ("softmax", {}), "keys of 2 heads with 6 numbers each, and this layer 4 with 3"),
+        (
+            ("softmax", {}),
+            ("mdha", {}),
+            r"are \[\], and this layer's \[\(2, 12\), \(2, 12\), \(2, 12\)\]",
+        ),
+        (("mdha", {}), ("softmax", {}), r"before its next token are \[\(2, 12\)"),
+        (("mdha", {"kernel": 2}), ("mdha", {"kernel": 5}), r"are \[\(1, 12\).*this layer's \[\(3, 12\)"),
+    ],
+)
+def test_a_cache_of_another_layer_is_refused(one, two, words):
+    (name, options), (other, others) = one, two
+    _, cache = layer(name, **options).step(random(1, 3, 12))
+    with pytest.raises(SizeError, match=words):
+        layer(other, **others).step(random(1, 1, 12), cache)
 
 
 def test_tables_know_their_own_reach():

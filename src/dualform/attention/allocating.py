@@ -10,7 +10,7 @@ from torch import Tensor
 from .allocation import handed_out
 from .core import see_that_they_fit, split_heads
 from .grouped import GroupedQueryAttention
-from .pairs import Padding
+from .pairs import Padding, blanked
 
 Watcher = Callable[[Int[Tensor, "#b G"]], None]
 """Is told the allocation of a pass: of each example, or one for all."""
@@ -56,8 +56,7 @@ class Allocating(GroupedQueryAttention):
         """How many query heads each key/value head gets on some inputs. This is no pass, and changes nothing."""
         context = x if context is None else context
         see_that_they_fit(x, context, padding, self.width, False)
-        context = context if padding is None else context.masked_fill(padding.unsqueeze(-1), 0.0)
-        k = split_heads(self.key(context), self.kv_heads)
+        k = split_heads(self.key(blanked(context, padding)), self.kv_heads)
         return self.decided(k, padding, False).expand(len(x), -1)
 
     def __getstate__(self) -> dict[str, Any]:

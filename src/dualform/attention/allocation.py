@@ -84,9 +84,7 @@ def proportional(weights: Float[Tensor, "*b G"], heads: int) -> Int[Tensor, "*b 
     return (whole + (order.argsort(dim=-1) < missing)).long()
 
 
-def repaired_at_random(
-    weights: Float[Tensor, " G"], heads: int, generator: torch.Generator | None = None
-) -> Int[Tensor, " G"]:
+def repaired_at_random(weights: Float[Tensor, " G"], heads: int) -> Int[Tensor, " G"]:
     """The same, as the released code rounds: each by itself, then one up or down at random until the sum is right."""
     total = float(weights.sum())
     if not 0 < total < float("inf"):
@@ -96,6 +94,6 @@ def repaired_at_random(
         )
     found = (heads * weights / total).round().long().tolist()
     while (off := sum(found) - heads) != 0:
-        at = int(torch.randint(len(found), (), generator=generator))
+        at = int(torch.randint(len(found), ()))
         found[at] = max(found[at] - 1, 0) if off > 0 else found[at] + 1
     return torch.tensor(found, device=weights.device)

@@ -19,7 +19,7 @@ from dualform.errors import SizeError
 from .core import whole_number
 from .heads import MultiHead
 from .norm import KeyNorm
-from .pairs import Padding
+from .pairs import Padding, blanked
 from .softmax import Softmax
 from .windows import Grid
 
@@ -67,7 +67,7 @@ class ConvAttention(MultiHead):
             )
         q, k, v = super().projected(x, context, padding, causal)
         if self.apply_to != "k":
-            q = self._over_tokens(self.conv, q, padding if context is x else None)
+            q = self._over_tokens(self.conv, q, padding if causal or context is x else None)
         k = self._over_tokens(self.conv, k, padding)
         if self.value_conv is not None:
             v = self._over_tokens(self.value_conv, v, padding)
@@ -75,8 +75,7 @@ class ConvAttention(MultiHead):
 
     def _over_tokens(self, conv: nn.Module, x: Tensor, padding: Padding) -> Tensor:
         """Convolve over the tokens behind the class tokens. What is padded is zero, as what lies beyond the end."""
-        if padding is not None:
-            x = x.masked_fill(padding.unsqueeze(-1), 0.0)
+        x = blanked(x, padding)
         first, rest = x[:, : self.class_tokens], x[:, self.class_tokens :].mT  # b D n
         if rest.shape[-1] == 0:
             return x

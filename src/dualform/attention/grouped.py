@@ -81,7 +81,11 @@ def resized(rows: Float[Tensor, "r ..."], size: int, groups: int, heads: int) ->
 
 
 def pool_projections(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: keys and values of more heads, or fewer, become those of the groups."""
+    """Before a state dict is loaded: keys and values of more heads, or fewer, become those of the groups.
+
+    Rows do not tell how large heads are: they are taken to be of this layer's size, as in a layer with as many heads.
+    Where a layer of the same width has more or fewer heads, its rows are cut wrongly, and nothing shows it.
+    """
     for part in ("key", "value"):
         for kind in ("weight", "bias"):
             name = f"{prefix}{part}.{kind}"

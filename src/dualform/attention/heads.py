@@ -13,7 +13,7 @@ from .cache import Cache
 from .core import exact_ratio, merge_heads, see_that_they_fit, split_heads
 from .expansion import Expansion
 from .norm import KeyNorm
-from .pairs import Padding, Pairs
+from .pairs import Padding, Pairs, blanked
 from .windows import Windows
 
 
@@ -63,6 +63,7 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
+        self.kv_heads = heads
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
         if not isinstance(kernel, Kernel):
@@ -117,12 +118,12 @@ class Heads(nn.Module):
         """
         if not self.segments:
             raise SizeError(
-                f"a {type(self).__name__} cannot go on from a cache: what a token sees is not made of single keys. "
-                "Layers whose segments is True can: softmax, gqa, relative, …"
+                f"a {type(self).__name__} cannot go on from a cache: it takes no segments. Layers whose segments is "
+                "True do: softmax, gqa, relative, …"
             )
         see_that_they_fit(x, x, None, self.width, True)
-        if cache is not None and len(cache.k) != len(x):
-            raise SizeError(f"x has a batch of {len(x)}, and the cache one of {len(cache.k)}.")
+        if cache is not None:
+            self._see_that_it_is_mine(cache, len(x))
         projected, before = self.continued(x, () if cache is None else cache.before)
         q, k, v = (split_heads(each, each.shape[-1] // self.size) for each in projected)
         if cache is not None:
@@ -135,6 +136,10 @@ class Heads(nn.Module):
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """Queries, and the pairs that they see. In self-attention ``context`` is ``x`` itself."""
         raise NotImplementedError
+
+    def before_next(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """How many tokens of which width the next one is mixed with, after so many."""
+        return ()
 
     def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
         """Queries, keys and values of the tokens of a step, and what is to be known for those that follow."""
@@ -155,14 +160,33 @@ class Heads(nn.Module):
         kernel = type(self.kernel).__name__ if isinstance(self.kernel, nn.Module) else self.kernel
         return f"{self.width}, {self.heads}, kernel={kernel}, dropout={self.dropout}"
 
+    def _see_that_it_is_mine(self, cache: Cache, batch: int) -> None:
+        """A cache has keys of as many heads as this layer, and what its convolutions ask for."""
+        of, heads, _, size = cache.k.shape
+        if of != batch:
+            raise SizeError(f"x has a batch of {batch}, and the cache one of {of}.")
+        if (heads, size) != (self.kv_heads, self.size):
+            raise SizeError(
+                f"the cache has keys of {heads} heads with {size} numbers each, and this layer {self.kv_heads} with "
+                f"{self.size}: it is of another layer."
+            )
+        before, mine = [tuple(each.shape[1:]) for each in cache.before], list(self.before_next(len(cache)))
+        if before != mine:
+            raise SizeError(
+                f"the tokens that the cache has before its next token are {before}, and this layer's {mine}: it is of "
+                "a layer with other convolutions, or with none."
+            )
+
     def _blanked(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
         """The groups, with tokens that are not there blanked out: whatever they hold changes nothing."""
         other = x if context is None else context
         see_that_they_fit(x, other, padding, self.width, causal, self.segments)
-        if padding is None:
-            return self.groups(x, other, None, causal)
-        blanked = other.masked_fill(padding.unsqueeze(-1), 0.0)
-        return self.groups(blanked if other is x else x, blanked, padding, causal)
+        there = blanked(other, padding)
+        if other is x:
+            x = there
+        elif causal and padding is not None:
+            x = blanked(x, padding[:, -x.shape[1] :])
+        return self.groups(x, there, padding, causal)
 
 
 def from_timm(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -170,14 +194,19 @@ def from_timm(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     fused, parts = state.pop(f"{prefix}qkv.weight", None), ("query", "key", "value")
     if fused is not None:
         bias = state.pop(f"{prefix}qkv.bias", None)
-        if bias is None and layer.out.bias is not None:
-            bias = fused.new_zeros(len(fused))
         state |= {f"{prefix}{part}.weight": rows for part, rows in zip(parts, fused.chunk(3), strict=True)}
-        if bias is not None:
-            state |= {f"{prefix}{part}.bias": rows for part, rows in zip(parts, bias.chunk(3), strict=True)}
+        zeros = fused.new_zeros(len(fused)) if bias is None else bias
+        for part, rows in zip(parts, zeros.chunk(3), strict=True):
+            if bias is not None or has_bias(layer.get_submodule(part)):
+                state[f"{prefix}{part}.bias"] = rows
     for kind in ("weight", "bias"):
         if f"{prefix}proj.{kind}" in state:
             state[f"{prefix}out.{kind}"] = state.pop(f"{prefix}proj.{kind}")
+
+
+def has_bias(projection: nn.Module) -> bool:
+    """Whether a projection, or those of the heads of each scale, has one."""
+    return any(name.endswith("bias") for name, _ in projection.named_parameters())
 
 
 class MultiHead(Heads):

@@ -9,8 +9,8 @@ from dualform.errors import SizeError
 
 from .allocation import owners
 from .dynamic import DynamicAttention
-from .grouped import GroupedQueryAttention, resized
-from .heads import Heads
+from .grouped import resized
+from .heads import Heads, has_bias
 from .scaled import ScaledHeadAttention
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -48,14 +48,13 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
             f"{type(other).__name__} of width {width} with {heads} heads."
         )
     for name, (_, bias) in theirs.items():
-        if bias is not None and bool(bias.any()) and not _has_bias(layer.get_submodule(name)):
+        if bias is not None and bool(bias.any()) and not has_bias(layer.get_submodule(name)):
             how = "bias=True" if layer.out.bias is None else "qk_bias=True"
             raise SizeError(
                 f"the weights of '{name}' have a bias that is not zero, and the layer's none: build it with {how}."
             )
     holds = other if isinstance(other, DynamicAttention) else None
     heir = layer if isinstance(layer, DynamicAttention) and holds and layer.kv_heads == holds.kv_heads else None
-    groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
     for name, (weight, bias) in theirs.items():
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         mine = layer.get_submodule(name)
@@ -63,7 +62,7 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
             if holds is not None and heir is None:
                 held = owners(holds.allocation, layer.heads)
                 weight, bias = (rows.unflatten(0, (-1, layer.size))[held].flatten(0, 1) for rows in (weight, bias))
-            weight, bias = (resized(rows, layer.size, groups, layer.heads) for rows in (weight, bias))
+            weight, bias = (resized(rows, layer.size, layer.kv_heads, layer.heads) for rows in (weight, bias))
         if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
             weights, biases = layer.split_by_scale(weight), layer.split_by_scale(bias)
             for scale, each in mine.items():
@@ -108,10 +107,6 @@ def _whole(layer: Heads, module: nn.Module) -> Projection:
 def _rows(layer: ScaledHeadAttention, parts: list[Tensor]) -> Tensor:
     """Rows of the heads of each scale, as they are head by head."""
     return torch.cat(parts).unflatten(0, (layer.heads, layer.size))[layer.order].flatten(0, 1)
-
-
-def _has_bias(module: nn.Module) -> bool:
-    return any(name.endswith("bias") for name, _ in module.named_parameters())
 
 
 def _fill(module: nn.Module, weight: Tensor, bias: Tensor) -> None:

@@ -13,6 +13,11 @@ Padding = Bool[Tensor, "b m"] | None
 """True at tokens that are not there."""
 
 
+def blanked(x: Float[Tensor, "b m D"], padding: Padding) -> Float[Tensor, "b m D"]:
+    """Tokens, with zeros for those that are not there: whatever they hold changes nothing."""
+    return x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Keys and values of some heads of one scale.

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .core import Mode, chosen, whole_number
 from .heads import Before, Kernel, MultiHead, Projected
-from .pairs import Padding
+from .pairs import Padding, blanked
 from .relative import PositionName, RelativeSoftmax
 from .softmax import Softmax
 
@@ -92,10 +92,14 @@ class ConvolvedAttention(MultiHead):
         if follows and self.query_context == "memory":
             x = torch.cat([context[:, max(0, remembered - self.query_conv.past) : remembered], x], 1)
         q, k, v = super().projected(x, context, padding, causal)
-        if padding is not None and (follows or x is context):
+        if padding is not None and (causal or x is context):
             q = blanked(q, padding[:, -x.shape[1] :])
         k, v = blanked(k, padding), blanked(v, padding)
         return self.query_conv(q)[:, -n:], self.key_conv(k), self.value_conv(v)
+
+    def before_next(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """Of queries, keys and values the last tokens, as many as a convolution looks back."""
+        return ((min(tokens, self.query_conv.past), self.width),) * 3
 
     def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
         """Queries, keys and values of new tokens, and the last inputs of the convolutions."""
@@ -124,8 +128,3 @@ class RelativeConvAttention(ConvolvedAttention):
             mode=mode, weigh=RelativeSoftmax(width, heads, pos=pos, reach=reach), dropout=dropout, bias=bias,
             qk_bias=qk_bias,
         )  # fmt: skip
-
-
-def blanked(x: Float[Tensor, "b n D"], padding: Padding) -> Float[Tensor, "b n D"]:
-    """What is padded is zero."""
-    return x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
