@@ -8,8 +8,10 @@ from helpers import unchecked
 from torch import nn
 from torch.nn import functional as F
 
+from dualform.attention import load_from
 from dualform.errors import LayerNotFound, SizeError
-from dualform.models import ViT
+from dualform.models import ViT, convert
+from dualform.svm import look
 from dualform.tuning import (
     IntermediateProbe,
     Probe,
@@ -161,3 +163,15 @@ def test_probes_and_fine_tuning():
     assert torch.equal(probe.features(x), probe.backbone.features(x)[:, 0])
     with pytest.raises(LayerNotFound, match=r"no linear layer is called 'q': there are .*'query'"):
         with_lora(vit, names=["value", "q"])
+
+
+def test_a_change_of_low_rank_can_be_written_out():
+    """Other parts of the library see one matrix: heads are looked at, and converted, with the change in them."""
+    vit, x = with_lora(some_vit().double(), 2).eval(), torch.randn(2, 3, 16, 16).double()
+    for each in (p for p in vit.parameters() if p.requires_grad):
+        torch.nn.init.normal_(each, std=0.3)
+    torch.testing.assert_close(convert(vit, "softmax").features(x), vit.features(x))
+    (sights,) = look(vit.blocks[0].attn, {"x": vit.blocks[0].norm1(vit.embed(x))}).values()  # type: ignore[operator]
+    assert sights[0].space == "model"
+    with pytest.raises(SizeError, match="a projection of the layer is a LoRA"):
+        load_from(vit.blocks[0].attn, some_vit().double().blocks[0].attn)  # type: ignore[arg-type]

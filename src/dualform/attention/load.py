@@ -95,8 +95,12 @@ def projections(layer: nn.Module) -> dict[str, Projection]:
 def _whole(layer: Heads, module: nn.Module) -> Projection:
     """One projection, or those of the heads of each scale put together."""
     if not isinstance(layer, ScaledHeadAttention) or not isinstance(module, nn.ModuleDict):
-        assert isinstance(module, nn.Linear)
-        return Projection(module.weight, module.bias)
+        weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+        if not isinstance(weight, Tensor):
+            raise SizeError(
+                f"a projection of this layer is a {type(module).__name__}, which has no weight to take."
+            )
+        return Projection(weight, bias)
     parts = [each for each in module.values() if isinstance(each, nn.Linear)]
     biased = parts[0].bias is not None
     return Projection(
@@ -110,7 +114,8 @@ def _rows(layer: ScaledHeadAttention, parts: list[Tensor]) -> Tensor:
 
 
 def _fill(module: nn.Module, weight: Tensor, bias: Tensor) -> None:
-    assert isinstance(module, nn.Linear)
+    if not isinstance(module, nn.Linear):
+        raise SizeError(f"a projection of the layer is a {type(module).__name__}: weights are taken by linear layers.")
     module.weight.copy_(weight)
     if module.bias is not None:
         module.bias.copy_(bias)

@@ -23,6 +23,16 @@ class LoRA(nn.Module):
         self.up = nn.Linear(rank, base.out_features, bias=False).to(base.weight)
         nn.init.zeros_(self.up.weight)
 
+    @property
+    def weight(self) -> Float[Tensor, "o i"]:
+        """The weight of one linear layer that does the same."""
+        return self.base.weight + self.scale * self.up.weight @ self.down.weight
+
+    @property
+    def bias(self) -> Float[Tensor, " o"] | None:
+        """Its bias."""
+        return self.base.bias
+
     def forward(self, x: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
         """What the layer gives, and its change."""
         return self.base(x) + self.scale * self.up(self.down(x))
