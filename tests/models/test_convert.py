@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dualform.attention import ATTENTIONS, Heads
+from dualform.attention import ATTENTIONS, GroupedQueryAttention, Heads, build
 from dualform.errors import SizeError, UnknownLayer
-from dualform.models import MLP, SeriesClassifier, TextClassifier, TransformerLM, ViT, as_timm, convert
+from dualform.models import MLP, SegmentLM, SeriesClassifier, TextClassifier, TransformerLM, ViT, as_timm, convert
+from dualform.models.block import Block
 
 GROUPED = ["gqa", "kdgqa", "dgqa", "pgqa"]
 
@@ -101,7 +102,61 @@ def test_an_allocation_that_is_held_is_converted_too():
     torch.testing.assert_close(convert(model, "softmax")(x), model(x))
 
 
+def test_what_is_frozen_stays_frozen():
+    """A parameter that is still there as it was; others as the layer was."""
+    model = vit()
+    model.get_submodule("blocks.0").requires_grad_(False)
+    model.get_submodule("blocks.1.attn.query").requires_grad_(False)
+    for name in ("gqa", "mdha", "sh"):
+        made = convert(model, name)
+        assert not any(each.requires_grad for each in made.get_submodule("blocks.0").parameters())
+        assert not any(each.requires_grad for each in made.get_submodule("blocks.1.attn.query").parameters())
+        others = {
+            key: each.requires_grad
+            for key, each in made.get_submodule("blocks.1").named_parameters()
+            if not key.startswith("attn.query.")
+        }
+        assert all(others.values()) and len(others) > 10, name
+
+
+def test_a_layer_with_two_names_becomes_one_with_two_names():
+    model, x = vit(), pictures()
+    one, two = model.blocks[0], model.blocks[1]
+    assert isinstance(one, Block) and isinstance(two, Block)
+    two.attn = one.attn
+    made = convert(model, "gqa", groups=6)
+    assert made.get_submodule("blocks.0.attn") is made.get_submodule("blocks.1.attn")
+    assert type(made.get_submodule("blocks.1.attn")) is GroupedQueryAttention
+    torch.testing.assert_close(made(x), model(x))
+
+
+def test_what_a_language_model_asks_of_its_attention_is_said():
+    """A memory is for attentions that take segments, and without positions relative ones alone know the order."""
+    text = torch.randint(9, (2, 6))
+
+    def lm(name: str, memory: int = 4, **options: Any) -> SegmentLM:
+        torch.manual_seed(0)
+        return SegmentLM(9, width=12, heads=6, layers=1, hidden=12, attention=name, memory=memory, **options)
+
+    for name in ("bn", "conv1d"):
+        with pytest.raises(SizeError, match=rf"'{name}' sees no memory, and this SegmentLM has one of 4\. Take one"):
+            convert(lm("softmax"), name)
+    for memory in (0, 4):
+        with pytest.raises(SizeError, match=r"'kdgqa' cannot be causal.*Take one of \['softmax'"):
+            convert(lm("softmax", memory=memory), "kdgqa")
+    for name in ("softmax", "mdha", "gqa"):
+        with pytest.raises(SizeError, match=rf"no positions but those of its relative attention.*'{name}' has none"):
+            convert(lm("relative"), name)
+    assert convert(lm("relative"), "relative-conv")(text)[0].shape == (2, 6, 9)
+    assert convert(lm("softmax", positions=None), "gqa")(text)[0].shape == (2, 6, 9)
+    for name in ("bn", "conv1d"):
+        assert convert(lm("softmax", memory=0), name)(text)[0].shape == (2, 6, 9)
+    assert convert(lm("softmax"), "relative")(text)[0].shape == (2, 6, 9)
+
+
 def test_what_has_no_attention_is_refused():
+    with pytest.raises(SizeError, match=r"this SoftmaxAttention is an attention layer itself.*build\('gqa'"):
+        convert(build("softmax", 12, 4), "gqa")
     with pytest.raises(SizeError, match="this MLP has no attention layer"):
         convert(MLP(4, 3, 2), "gqa")
     with pytest.raises(UnknownLayer, match="'gqa' has no option 'group'"):
@@ -148,6 +203,17 @@ def test_a_vit_of_ours_has_the_names_of_timm_on_request():
     torch.testing.assert_close(again(pictures()), model(pictures()))
     with pytest.raises(SizeError, match=r"'blocks\.0\.attn' is a GroupedQueryAttention, and timm knows softmax"):
         as_timm(vit("gqa"))
+
+
+@pytest.mark.parametrize("name", ["conv2d", "mdha", "relative", "relative-conv"])
+def test_what_timm_does_not_have_is_missing_in_its_checkpoints(name):
+    """Convolutions and distances; without ``strict`` they stay as they are."""
+    made = vit(name)
+    bare = {key: each for key, each in as_timm(vit()).items() if not key.endswith("qkv.bias")}
+    with pytest.raises(RuntimeError, match=r"Missing key"):
+        made.load_state_dict(bare)
+    found = made.load_state_dict(bare, strict=False)
+    assert not found.unexpected_keys and all("conv" in key or ".kernel." in key for key in found.missing_keys)
 
 
 def test_timm_itself_gives_the_same_logits():

@@ -80,9 +80,19 @@ def test_without_a_memory_segments_are_read_alone():
         assert all(each.shape == (2, 0, 16) for each in state)
         torch.testing.assert_close(model(tokens, state)[0], logits)
     with pytest.raises(
-        SizeError, match=r"'bn' sees no memory. Take one of \['softmax', .*'relative-conv'\], or memory=0"
+        SizeError,
+        match=r"'bn' sees no memory, and .* one of 3. Take one of \['softmax', .*'relative-conv'\], or memory=0",
     ):
         lm("bn", memory=3)
+    for name in ("kdgqa", "conv2d"):
+        for memory in (0, 3):
+            with pytest.raises(SizeError, match=rf"'{name}' cannot be causal.*\['softmax', .*'relative-conv'\]\.$"):
+                lm(name, memory=memory)
+    with pytest.raises(SizeError, match=r"'conv1d' cannot be causal.*'relative-conv'\], or one_sided=True\.$"):
+        lm("conv1d", memory=0)
+    assert lm("conv1d", memory=0, one_sided=True)(torch.zeros(1, 3, dtype=torch.int64))[0].shape == (1, 3, 11)
+    with pytest.raises(SizeError, match="layers=0 must be a whole number, 1 or more"):
+        lm("softmax", layers=0)
     with pytest.raises(SizeError, match="the state has 1 layers, and this model 2"):
         lm("relative")(torch.zeros(1, 3, dtype=torch.int64), (torch.zeros(1, 2, 16).double(),))
     with pytest.raises(SizeError, match="tokens are a batch of 2, and the state is of one of 1"), unchecked():

@@ -122,6 +122,15 @@ def test_allocations_are_bands_that_fill_the_whole():
         expected = history.shares(layer).cumsum(1).T.numpy()
         assert len(tops) == 4 and all(np.allclose(top[:3], each) for top, each in zip(tops, expected, strict=True))
     assert drawn(figure).startswith(b"\x89PNG")
+    model = torch.nn.ModuleDict(
+        {name: attention.build("kdgqa", 16, 8, groups=groups) for name, groups in (("a", 2), ("idle", 4), ("b", 4))}
+    )
+    with attention.allocations(model) as history:
+        for name in "ab":
+            model[name](torch.randn(5, 6, 16))
+    figure = figures.allocations(history)
+    assert [axis.get_title() for axis in figure.axes] == ["a", "b"]  # without the layer that had no pass
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["3", "2", "1", "0"]
     with attention.allocations(model) as nothing:
         pass
     with pytest.raises(QueryError, match="no pass in training was noted"):

@@ -55,13 +55,18 @@ class ConvAttention(MultiHead):
         self.conv = self._delta()
         self.value_conv = self._delta() if apply_to == "qkv" else None
 
+    @property
+    def ordered(self) -> bool:
+        """Where it looks back alone."""
+        return self.one_sided and not self.class_tokens
+
     def projected(
         self, x: Tensor, context: Tensor, padding: Padding, causal: bool
     ) -> tuple[Float[Tensor, "b n D"], Float[Tensor, "b m D"], Float[Tensor, "b m D"]]:
         """Queries, keys and values, convolved."""
         if causal and self.axes == 2:
             raise SizeError("a grid has no order, so Attention-Conv2D is not causal. Take conv1d for sequences.")
-        if causal and (not self.one_sided or self.class_tokens):
+        if causal and not self.ordered:
             raise SizeError(
                 "this convolution looks ahead. Build it with one_sided=True (and no class tokens) for causal attention."
             )

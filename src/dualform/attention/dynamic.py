@@ -62,6 +62,11 @@ class DynamicAttention(Allocating):
             self.register_buffer(name, each, persistent=mode == "clean" or name == "cache")
         self.register_load_state_dict_pre_hook(begin_anew)
 
+    @property
+    def ordered(self) -> bool:
+        """Where an update waits for the next pass."""
+        return self.mode == "clean"
+
     def begin_epoch(self) -> None:
         """Let the passes begin anew, as the released code does at every epoch. The clean mode counts on."""
         if self.mode == "reference":

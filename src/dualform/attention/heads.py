@@ -133,6 +133,11 @@ class Heads(nn.Module):
         found = self.kernel.outputs(q, pairs, self.norm, self.dropout if self.training else 0.0)
         return self.out(merge_heads(found)), Cache(k, v, before)
 
+    @property
+    def ordered(self) -> bool:
+        """Whether it can be causal, as it is built."""
+        return True
+
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
         """Queries, and the pairs that they see. In self-attention ``context`` is ``x`` itself."""
         raise NotImplementedError

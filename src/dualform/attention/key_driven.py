@@ -42,6 +42,11 @@ class KeyDrivenAttention(Allocating):
                 f"{heads // self.kv_heads}."
             )
 
+    @property
+    def ordered(self) -> bool:
+        """All tokens decide."""
+        return False
+
     def decided(self, k: Float[Tensor, "b G m d"], padding: Padding, causal: bool) -> Int[Tensor, "#b G"]:
         """By the norms of the keys."""
         if causal:

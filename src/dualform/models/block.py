@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dualform.attention import Heads, build
+from dualform.attention import build
 from dualform.attention.pairs import Padding
 from dualform.errors import SizeError
 
@@ -45,11 +45,6 @@ class Block(nn.Module):
         self.attn = build(attention, width, heads, dropout=attention_dropout, **options)
         self.mlp = Feedforward(width, hidden, dropout, activation)
         self.drop = nn.Dropout(dropout)
-
-    @property
-    def takes_memory(self) -> bool:
-        """Whether its attention may see more than the tokens it is given."""
-        return isinstance(self.attn, Heads) and self.attn.segments
 
     def forward(
         self, x: Float[Tensor, "b n D"], *, memory: Float[Tensor, "b m D"] | None = None, padding: Padding = None,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attention import ATTENTIONS
+from dualform.attention import ATTENTIONS, ConvAttention, Heads
 from dualform.attention.core import whole_number
 from dualform.attention.positions import sinusoids
 from dualform.errors import SizeError
@@ -46,11 +46,11 @@ class SegmentLM(nn.Module):
         self.embed = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(
             Block(width, heads, hidden, attention=attention, dropout=dropout, activation=activation, **options)
-            for _ in range(layers)
+            for _ in range(whole_number("layers", layers, 1))
         )
-        if memory and not all(isinstance(each, Block) and each.takes_memory for each in self.blocks):
-            able = [name for name, kind in ATTENTIONS.items() if getattr(kind, "segments", False)]
-            raise SizeError(f"the attention '{attention}' sees no memory. Take one of {able}, or memory=0.")
+        for each in self.modules():
+            if isinstance(each, Heads):
+                see_that_it_reads_on(self, attention, each)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
         if self.positions:  # so that tokens are as large as sinusoids, behind √D
             nn.init.normal_(self.embed.weight, std=width**-0.5)
@@ -77,6 +77,21 @@ class SegmentLM(nn.Module):
             return x
         places = remembered + torch.arange(tokens.shape[1], device=x.device)
         return math.sqrt(x.shape[-1]) * x + sinusoids(places, x.shape[-1]).to(x.dtype)
+
+
+def see_that_it_reads_on(model: SegmentLM, name: str, attention: Heads) -> None:
+    """An attention of a language model is causal and, if there is a memory, takes segments."""
+    able = [each for each, kind in ATTENTIONS.items() if getattr(kind, "segments", False)]
+    if not attention.ordered:
+        also = ", or one_sided=True" if isinstance(attention, ConvAttention) and attention.axes == 1 else ""
+        raise SizeError(
+            f"the attention '{name}' cannot be causal as it is built, as it must be here. Take one of {able}{also}."
+        )
+    if model.memory and not attention.segments:
+        raise SizeError(
+            f"the attention '{name}' sees no memory, and this SegmentLM has one of {model.memory}. Take one of {able}, "
+            "or memory=0."
+        )
 
 
 def newest(memory: Float[Tensor, "b m D"] | None, x: Float[Tensor, "b n D"], most: int) -> Float[Tensor, "b k D"]:

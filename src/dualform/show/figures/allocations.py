@@ -12,14 +12,17 @@ COLUMNS = 4
 
 
 def allocations(history: Allocations) -> Figure:
-    """Shares of the query heads through training, layer by layer; each band is a key/value head, the first lowest."""
-    passes = [len(history[layer]) for layer in history.layers]
-    if not all(passes):
+    """Shares of the query heads through training, layer by layer; each band is a key/value head, the first lowest.
+
+    Layers without a pass in training are left out.
+    """
+    layers = [layer for layer in history.layers if len(history[layer])]
+    if not layers:
         raise QueryError("no pass in training was noted, so there is nothing to draw.")
-    columns = min(COLUMNS, len(passes))
-    rows = -(-len(passes) // columns)
+    columns = min(COLUMNS, len(layers))
+    rows = -(-len(layers) // columns)
     figure, axes = empty_axes(rows, columns, (2.0 + 2.6 * columns, 0.6 + 2.2 * rows))
-    for axis, layer in zip(axes.flat, history.layers, strict=False):
+    for axis, layer in zip(axes.flat, layers, strict=False):
         axis.axis("on")
         shares = history.shares(layer).numpy()
         steps = np.arange(len(shares) + 1)  # a pass is a step wide, so that one alone shows
@@ -37,7 +40,7 @@ def allocations(history: Allocations) -> Figure:
         axis.set_xlabel("pass", fontsize=8)
         clean(axis)
     axes[0, 0].set_ylabel("share of query heads", fontsize=8)
-    handles, names = axes[0, 0].get_legend_handles_labels()
+    handles, names = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda each: len(each[1]))
     figure.legend(
         handles[::-1], names[::-1], loc="outside right upper", fontsize=7, frameon=False, title="key/value head",
         title_fontsize=7,
