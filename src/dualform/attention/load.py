@@ -97,9 +97,7 @@ def _whole(layer: Heads, module: nn.Module) -> Projection:
     if not isinstance(layer, ScaledHeadAttention) or not isinstance(module, nn.ModuleDict):
         weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
         if not isinstance(weight, Tensor):
-            raise SizeError(
-                f"a projection of this layer is a {type(module).__name__}, which has no weight to take."
-            )
+            raise SizeError(f"a projection of this layer is a {type(module).__name__}, which has no weight to take.")
         return Projection(weight, bias)
     parts = [each for each in module.values() if isinstance(each, nn.Linear)]
     biased = parts[0].bias is not None
