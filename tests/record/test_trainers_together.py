@@ -20,6 +20,7 @@ BAR = 1e-9
 PACKAGES = {"hf": ("transformers", "accelerate"), "lightning": ("lightning",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_trainer_in_several_processes_records_what_it_records_in_one(name, tmp_path):
     for package in PACKAGES[name]:

