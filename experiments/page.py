@@ -70,14 +70,6 @@ def times_of(archive: Archive, experiments: Experiments, paper: str) -> str:
     return "\n\n".join(["## Commands and times", table(["command", "runs", "minutes"], rows), text]) if rows else ""
 
 
-def difference(base: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
-    """How far a mean lies above another, and two standard errors of that; None where there are too few networks."""
-    if len(base) < 2 or len(other) < 2:
-        return None
-    error = (statistics.variance(base) / len(base) + statistics.variance(other) / len(other)) ** 0.5
-    return statistics.mean(other) - statistics.mean(base), 2 * error
-
-
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """Of so many differences, how many standard errors hold their mean in 95 % of all cases."""
 

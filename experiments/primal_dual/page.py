@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from dualform.attention import default_scales, keep_rate
-from experiments.page import Page, difference, missing_of, times_of, worst_errors
+from experiments.page import Page, gain, missing_of, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .cost import formula_flops
@@ -61,27 +61,27 @@ def accuracies() -> str:
 
 
 def verdict(tasks: Sequence[str]) -> str:
-    """Against softmax attention: on how many tasks a mean lies above or below by more than twice its error."""
+    """Against softmax attention: on how many tasks a mean lies above or below by more than chance."""
     rows = []
     for name in NAMES[1:]:
         better, worse, alike, gains = [], [], 0, []
         for task in tasks:
-            found = difference(accuracy(task, "softmax"), accuracy(task, name))
+            found = gain(accuracy(task, "softmax"), accuracy(task, name))
             if found is None:
                 continue
-            gain, error = found
-            gains.append(gain)
-            if abs(gain) <= error:
+            points, error = found
+            gains.append(points)
+            if abs(points) <= error:
                 alike += 1
             else:
-                (better if gain > 0 else worse).append(task)
+                (better if points > 0 else worse).append(task)
         if gains:
             rows.append(
                 [name, f"{statistics.mean(gains):+.1f}", ", ".join(better) or "–", ", ".join(worse) or "–", alike]
             )
     head = ["attention", "mean gain over softmax, points", "above on", "below on", "neither"]
     return table(head, rows) + (
-        "\n\n*Above* and *below*: the means differ by more than two standard errors of the difference. With three networks each and so "
+        "\n\n*Above* and *below*: seed by seed, the mean difference is more than what holds it in 95 % of all cases by Student's t. With three networks each and so "
         "many comparisons some such differences are chance; nothing more is claimed."
     )
 

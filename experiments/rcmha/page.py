@@ -6,7 +6,7 @@ python -m experiments.rcmha.page [--runs runs/rcmha] [--restore]
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, difference, missing_of, times_of, worst_errors
+from experiments.page import Page, gain, missing_of, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
@@ -115,20 +115,19 @@ def peaks() -> str:
 
 
 def verdict(experiment: str, names: Sequence[str]) -> str:
-    """Differences of the validation loss that are larger than twice their error."""
+    """Differences of the validation loss that are more than chance."""
     rows = []
     for place, one in enumerate(names):
         for two in names[place + 1 :]:
-            gap = difference(*(found(experiment, name, "valid", "loss") for name in (one, two)))
+            gap = gain(*(found(experiment, name, "valid", "loss") for name in (one, two)))
             if gap is not None:
                 lower = "–" if abs(gap[0]) <= gap[1] else one if gap[0] > 0 else two
                 rows.append([f"{one}, {two}", f"{abs(gap[0]):.3f} ± {gap[1]:.3f}", lower])
     if not rows:
         return ""
-    return table(
-        ["validation losses of", "differ by, ± two standard errors", "the lower, where that is more"], rows
-    ) + (
-        "\n\nWith so few networks and so many comparisons some such differences are chance. They are of these settings, and "
+    return table(["validation losses of", "differ by, ± 95 %", "the lower, where that is more"], rows) + (
+        "\n\nNetworks of one seed read the same stretches of text, so differences are taken seed by seed: their mean, and what holds it in 95 % of all "
+        "cases by Student's t. With so few networks and so many comparisons some such differences are chance. They are of these settings, and "
         "of networks that have seen little text; no more is claimed."
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .core import whole_number
+from .core import chosen, whole_number
 from .heads import MultiHead
 from .norm import KeyNorm
 from .pairs import Padding, blanked
@@ -47,11 +47,9 @@ class ConvAttention(MultiHead):
             raise SizeError(
                 f"axes={axes} with one_sided={one_sided}: there are sequences (1), and grids (2) without sides."
             )
-        if apply_to not in ("qk", "k", "qkv"):
-            raise SizeError(f"apply_to={apply_to!r} is not known; choose 'qk', 'k' or 'qkv'.")
         self.axes, self.side, self.grid = axes, kernel, grid
         self.one_sided, self.class_tokens = one_sided, whole_number("class_tokens", class_tokens)
-        self.apply_to: ApplyTo = apply_to
+        self.apply_to: ApplyTo = chosen("apply_to", apply_to, ("qk", "k", "qkv"))
         self.conv = self._delta()
         self.value_conv = self._delta() if apply_to == "qkv" else None
 

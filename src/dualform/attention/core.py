@@ -116,5 +116,6 @@ def exact_ratio(what: str, value: int, by: str, count: int) -> int:
 def chosen(name: str, value: Choice, among: Sequence[Choice]) -> Choice:
     """One of a few words."""
     if value not in among:
-        raise SizeError(f"{name}={value!r} is not known; choose {' or '.join(map(repr, among))}.")
+        *first, last = map(repr, among)
+        raise SizeError(f"{name}={value!r} is not known; choose {', '.join(first)} or {last}.")
     return value

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualform.errors import SizeError
 
-from .core import split_heads, whole_number
+from .core import chosen, split_heads, whole_number
 from .heads import Group, Heads, Kernel
 from .norm import KeyNorm
 from .pairs import Padding, Pairs
@@ -43,9 +43,7 @@ class ScaledHeadAttention(Heads):
         self.scales = tuple(default_scales(heads) if scales is None else scales)
         if len(self.scales) != heads or not all(isinstance(scale, int) and scale > 0 for scale in self.scales):
             raise SizeError(f"scales={list(self.scales)} must hold {heads} whole numbers, one a head, 1 or more.")
-        if pool not in ("avg", "stride"):
-            raise SizeError(f"pool={pool!r} is not known; choose 'avg' or 'stride'.")
-        self.pool: Pool = pool
+        self.pool: Pool = chosen("pool", pool, ("avg", "stride"))
         self.prepool, self.class_tokens, self.grid = prepool, whole_number("class_tokens", class_tokens), grid
         self.members = {scale: [i for i in range(heads) if self.scales[i] == scale] for scale in sorted({*self.scales})}
         by_scale = [head for members in self.members.values() for head in members]

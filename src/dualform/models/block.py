@@ -7,6 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from dualform.attention import build
+from dualform.attention.core import chosen
 from dualform.attention.pairs import Padding
 from dualform.errors import SizeError
 
@@ -18,9 +19,7 @@ class Feedforward(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, activation: Activation = "gelu") -> None:
         super().__init__()
-        if activation not in ("gelu", "relu"):
-            raise SizeError(f"activation={activation!r} is not known; choose 'gelu' or 'relu'.")
-        act = nn.GELU() if activation == "gelu" else nn.ReLU()
+        act = nn.GELU() if chosen("activation", activation, ("gelu", "relu")) == "gelu" else nn.ReLU()
         self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), act, nn.Linear(hidden, width)
         self.drop = nn.Dropout(dropout)
 
