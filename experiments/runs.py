@@ -92,16 +92,17 @@ def each_run(
     variants: Mapping[str, Any],
     networks: int,
     tiny: Callable[[Any], Any],
+    seeded: Callable[[Any, int], Any] = lambda settings, seed: replace(settings, seed=seed),
 ) -> Iterator[tuple[Run, Any]]:
     """The runs of an experiment with their settings, network by network. What was recorded is forgotten after each.
 
-    ``tiny`` makes settings for a few steps of those in full.
+    ``tiny`` makes settings for a few steps of those in full, ``seeded`` those of one network.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
     for seed in range(options.seeds or networks):
         for name in options.variants:
-            settings = replace(tiny(variants[name]) if options.quick else variants[name], seed=seed)
+            settings = seeded(tiny(variants[name]) if options.quick else variants[name], seed)
             run = begin(options.out / paper / experiment / name / f"seed-{seed}", f"{paper}/{experiment}", settings)
             yield run, settings
             if not options.keep:

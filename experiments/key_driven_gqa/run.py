@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.runs import Options, Run, begin, console
+from experiments.runs import Options, Run, begin, each_run
 
 from .recorded import train_recorded
 from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, ONCE, AnySettings, Recording, Start, Uptraining, tiny
@@ -20,41 +18,34 @@ __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
 def reproduce(experiment: str, options: Options) -> None:
     """Run an experiment: every network that has its result already is passed over."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    for seed in range(options.seeds or (1 if experiment in ONCE else NETWORKS)):
-        for name in options.variants:
-            settings = seeded(EXPERIMENTS[experiment][name], seed, options.quick)
-            if isinstance(settings, Start):
-                trained(settings, options)
-                continue
-            folder = options.out / "key-driven-gqa" / experiment / name / f"seed-{seed}"
-            run = begin(folder, f"key-driven-gqa/{experiment}", settings)
-            if isinstance(settings, Recording):
-                run.stages({"training": partial(train_recorded, run, settings)})
-            else:
-                run.stages({"training": partial(uptrain, run, settings, options)})
-            if not options.keep:
-                run.forget_memory()
-            console.print(f"{run.folder}: done")
+    networks = 1 if experiment in ONCE else NETWORKS
+    variants = EXPERIMENTS[experiment]
+    for run, settings in each_run("key-driven-gqa", experiment, options, variants, networks, tiny, seeded):
+        if isinstance(settings, Start):
+            trained(run, settings)
+        elif isinstance(settings, Recording):
+            run.stages({"training": partial(train_recorded, run, settings)})
+        else:
+            run.stages({"training": partial(uptrain, run, settings, options)})
+
+
+def seeded(settings: AnySettings, seed: int) -> AnySettings:
+    """Settings of one network: it begins with the checkpoint of its own seed."""
+    settings = replace(settings, seed=seed)
+    return settings if isinstance(settings, Start) else replace(settings, start=replace(settings.start, seed=seed))
 
 
 def uptrain(run: Run, settings: Uptraining, options: Options) -> dict[str, Any]:
     """Train on from the checkpoint, which may have to be trained first."""
-    return train_on(run, settings, trained(settings.start, options))
+    start = settings.start
+    folder = options.out / "key-driven-gqa" / "checkpoints" / start.task / f"seed-{start.seed}"
+    return train_on(run, settings, trained(begin(folder, "key-driven-gqa/checkpoints", start), start))
 
 
-def seeded(settings: AnySettings, seed: int, quick: bool) -> AnySettings:
-    """Settings of one network: it begins with the checkpoint of its own seed."""
-    settings = replace(tiny(settings) if quick else settings, seed=seed)
-    return settings if isinstance(settings, Start) else replace(settings, start=replace(settings.start, seed=seed))
-
-
-def trained(settings: Start, options: Options) -> Path:
+def trained(run: Run, settings: Start) -> Path:
     """The checkpoint of a network with multi-head attention; it is trained where it is missing."""
-    folder = options.out / "key-driven-gqa" / "checkpoints" / settings.task / f"seed-{settings.seed}"
-    run = begin(folder, "key-driven-gqa/checkpoints", settings)
-    if not checkpoint_in(folder).exists():
-        (folder / "training.json").unlink(missing_ok=True)
+    checkpoint = checkpoint_in(run.folder)
+    if not checkpoint.exists():  # of results that are kept, the weights are not
+        (run.folder / "training.json").unlink(missing_ok=True)
     run.stages({"training": partial(train_start, run, settings)})
-    return checkpoint_in(folder)
+    return checkpoint
