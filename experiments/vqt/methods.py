@@ -55,9 +55,9 @@ def make(backbone: ViT, method: str, tokens: int, classes: int) -> Tuned:
     vit = adapted[inside or name]() if learns else backbone
     if name == "vqt":
         return VisualQueryTuning(vit, classes, tokens=tokens, detach_backbone=not learns)
-    return (
-        IntermediateProbe(vit, classes) if name == "intermediate" else Probe(vit, classes, detach_backbone=not learns)
-    )
+    if name == "intermediate":
+        return IntermediateProbe(vit, classes)
+    return Probe(vit, classes, detach_backbone=not learns, normalise=method == "linear-unit")
 
 
 def reading(model: Tuned) -> Way:

@@ -66,10 +66,11 @@ class CostSettings:
 
 
 FROZEN = tuple((rate, 0.0) for rate in (0.1, 0.03, 0.01, 0.003))
-LEARNING = tuple((outside, inside) for outside in (0.03, 0.003) for inside in (3e-3, 1e-3))
-"""Learning rates that are tried, four of each: beside a frozen backbone, and with one that learns."""
+LEARNING = tuple((outside, inside) for outside in (0.03, 0.003) for inside in (3e-3, 1e-3, 3e-4))
+"""Learning rates that are tried: four beside a frozen backbone, six with one that learns."""
 METHODS: dict[str, dict] = {
     "linear": {"rates": FROZEN},
+    "linear-unit": {"rates": FROZEN},
     "intermediate": {"rates": FROZEN},
     "intermediate-select": {"rates": FROZEN, "keep": 0.2},
     "vqt-1": {"rates": FROZEN, "tokens": 1},

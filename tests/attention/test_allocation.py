@@ -96,8 +96,9 @@ def test_equal_norms_share_evenly(dtype):
         assert key_driven(torch.tensor(norms, dtype=dtype), 8).tolist() == [2, 2, 2, 2]
     assert key_driven(torch.tensor([3.0], dtype=dtype), 8).tolist() == [8]
     assert key_driven(torch.tensor([3.0] * 3, dtype=dtype), 8).tolist() == [3, 3, 2]
-    near = torch.tensor([1, 1 + (1e-13 if dtype == torch.float64 else 1e-7), 1], dtype=dtype)
-    assert key_driven(near, 6).tolist() == [2, 2, 2]
+    small = 1e-13 if dtype == torch.float64 else 1e-7
+    assert key_driven(torch.tensor([1, 1 + small, 1], dtype=dtype), 6).tolist() == [2, 2, 2]
+    assert key_driven(torch.tensor([1, 1 + 100 * small, 1], dtype=dtype), 6).tolist() == [0, 6, 0]
 
 
 def test_each_group_gets_the_least():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -91,6 +92,54 @@ def test_a_batch_changes_nothing_in_the_clean_mode_and_does_in_the_released_one(
     close(released(x), clean(x))  # alone both are the same
 
 
+def sized(one: Any, sizes: list[list[float]]) -> Tensor:
+    """Examples of one token each, on which the keys of the groups have just these norms."""
+    with torch.no_grad():
+        for part in (one.key.weight, one.key.bias):
+            part.zero_()
+        for group in range(one.kv_heads):
+            one.key.weight[group * one.size, group] = 1.0
+    return torch.nn.functional.pad(torch.tensor(sizes, dtype=torch.float64), (0, one.width - one.kv_heads)).unsqueeze(1)
+
+
+def test_the_released_norms_are_summed_over_the_batch():
+    """Spec §3, step 1: norms, not their squares. With ``least`` for each first."""
+    one = made("reference")
+    x = sized(one, [[9.0, 1, 2, 0], [0, 7, 6, 3]])
+    assert one.allocate(x).tolist() == [key_driven(torch.tensor([9.0, 8, 8, 3]), 12).tolist()] * 2
+    assert one.allocate(x)[0].tolist() != key_driven(torch.tensor([81.0, 50, 40, 9]).sqrt(), 12).tolist()
+    few = made("reference", least=2)
+    assert few.allocate(sized(few, [[1.0, 1, 1, 3]])).tolist() == [[2, 2, 2, 6]]
+
+
+@pytest.mark.parametrize("name", ["kdgqa", "dgqa"])
+@pytest.mark.parametrize("mode", MODES)
+def test_padded_tokens_have_no_say(name, mode):
+    """Though what is not there has a key: the bias."""
+    one, x, gone = layer(name, 24, 12, groups=4, mode=mode).train(), random(3, 9, 24), torch.zeros(3, 9).bool()
+    gone[:, 4:] = True
+    with torch.no_grad():
+        nn.init.normal_(one.key.weight)
+        one.key.bias.copy_(5 * random(8, seed=2))
+    held = copy.deepcopy(one)
+    for each, given in ((one, {"x": x, "padding": gone}), (held, {"x": x[:, :4]})):
+        torch.manual_seed(0)
+        for _ in range(2):
+            each(**given)
+    assert torch.equal(one.allocate(x, padding=gone), held.allocate(x[:, :4]))
+    whole = copy.deepcopy(one)
+    whole(x), whole(x)
+    assert name == "dgqa" or not torch.equal(one.allocate(x), held.allocate(x[:, :4]))
+    if name == "dgqa":
+        close(one.cache, held.cache)
+
+
+def test_what_is_attended_to_decides():
+    one, x, context = made(), random(5, 6, 24), random(5, 3, 24, seed=1)
+    assert torch.equal(one.allocate(x, context), one.allocate(context))
+    assert not torch.equal(one.allocate(x, context), one.allocate(x))
+
+
 def test_where_the_released_code_does_not_end_there_is_a_sentence():
     one, x = made("reference"), random(3, 6, 24)
     with torch.no_grad():
@@ -165,6 +214,10 @@ def test_allocations_are_noted_while_a_loop_runs():
         torch.testing.assert_close(history.unused("first")[t], (expected == 0).float().mean(0))
     torch.testing.assert_close(history.shares("first").sum(1), torch.ones(4))
     assert history["second"].shape == (4, 4) and history["second"][0].tolist() == [3] * 4
+    for name in history.layers:
+        lines = history[name].tolist()
+        assert history.changes(name) == sum(a != b for a, b in pairwise(lines))
+    assert history.changes("first") > 0
     rows = list(history)
     assert len(rows) == len(history) == 2 * 4 * 4 and rows[5].step == 1 and rows[5].group == 1
     assert rows[5].share == rows[5].heads / 12

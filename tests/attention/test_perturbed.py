@@ -59,6 +59,42 @@ def test_the_released_noise_is_subtracted_from_outputs_in_evaluation_too():
         assert (one(x) - one(x)).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("target", ["map", "output"])
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+@pytest.mark.parametrize("mode", ["clean", "reference"])
+def test_noise_counts_as_often_as_its_scale_says(target, noise, mode):
+    """Outputs are linear in λ, and λ = 0 is grouped-query attention."""
+    x, found = random(2, 5, 12), []
+    for scale in (0.0, 0.5, 1.0):
+        torch.manual_seed(1)
+        found.append(made(target=target, noise=noise, mode=mode, scale=scale).head_outputs(x))
+    close(found[1], (found[0] + found[2]) / 2, 1e-10)
+    close(found[0], plain(made()).head_outputs(x))
+    assert (found[2] - found[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+def test_rows_of_maps_are_disturbed_by_what_is_drawn_for_the_keys_that_are_seen(noise):
+    """Line by line: standardised over these keys alone, with the deviation (unbiased) of their weights."""
+    one, x, gone = made(noise=noise), random(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
+    gone[1, 5:] = True
+    weights, (values,) = one.weights(x, padding=gone), (each.values for each in one.expansions(x, padding=gone))
+    torch.manual_seed(3)
+    found = one.head_outputs(x, padding=gone)
+    torch.manual_seed(3)
+    drawn = (torch.randn if noise == "normal" else torch.rand)(6, 7, 7, dtype=torch.float64)
+    for b, head, i in ((b, head, i) for b in range(2) for head in range(6) for i in range(7)):
+        seen = [j for j in range(7) if j != i and not gone[b, j]]
+        line, w, u = weights[b, head, i].clone(), weights[b, head, i, seen], drawn[head, i, seen]
+        line[seen] -= (u - u.mean()) / u.std() * w.std()
+        close(found[b, head, i], line @ values[b, head], 1e-10)
+
+
+@pytest.mark.parametrize("mode", ["clean", "reference"])
+def test_an_empty_batch_is_disturbed_too(mode):
+    assert made(mode=mode)(torch.zeros(0, 5, 12, dtype=torch.float64)).shape == (0, 5, 12)
+
+
 def test_noise_on_maps_leaves_each_tokens_own_weight_and_what_is_hidden():
     """Row by row, over the keys that a query sees; values that are one at a time show the map itself."""
     one, x, gone = made(centred=False), random(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)

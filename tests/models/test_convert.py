@@ -52,6 +52,22 @@ def test_everything_but_keys_and_values_is_copied(name):
     assert type(made) is ViT and not made.training and made.head.weight.data_ptr() != model.head.weight.data_ptr()
 
 
+def test_dropout_stays_as_it_was():
+    model = vit()
+    for layer in (each for each in model.modules() if isinstance(each, Heads)):
+        layer.dropout = 0.3
+    for name in ("gqa", "softmax"):
+        assert [each.dropout for each in convert(model, name).modules() if isinstance(each, Heads)] == [0.3, 0.3]
+
+
+def test_a_state_dict_with_fewer_groups_is_repeated():
+    """Which is the same function."""
+    model, x = vit("gqa", groups=2), pictures()
+    more = vit("gqa", groups=6)
+    more.load_state_dict(model.state_dict())
+    torch.testing.assert_close(more(x), model(x), atol=1e-10, rtol=0)
+
+
 def test_the_final_norm_may_be_left_as_new():
     """Trap 4: the released code does not copy it."""
     made = convert(vit(), "gqa", final_norm=False)

@@ -47,6 +47,11 @@ def head_norms(k: Float[Tensor, "b G m d"], padding: Padding = None) -> Float[Te
     return torch.linalg.vector_norm(of_tokens, dim=-1)
 
 
+def rounding(norms: Float[Tensor, "*s"]) -> float:
+    """The share of norms below which a difference is none: the order of a sum over tokens changes as much."""
+    return 1e-12 if norms.dtype == torch.float64 else 1e-6
+
+
 def key_driven(
     norms: Float[Tensor, "*b G"], heads: int, least: int = 0, eps: float | None = None
 ) -> Int[Tensor, "*b G"]:
@@ -61,7 +66,7 @@ def key_driven(
     """
     groups = norms.shape[-1]
     shared = heads - groups * least
-    eps = (1e-12 if norms.dtype == torch.float64 else 1e-6) if eps is None else eps
+    eps = rounding(norms) if eps is None else eps
     low, high = norms.amin(-1, keepdim=True), norms.amax(-1, keepdim=True)
     apart = high - low > eps * high  # False for NaN and infinity, too
     scaled = torch.where(apart, (norms - low) / (high - low), 1.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dualform.errors import SizeError
 
 from .allocating import Allocating, going_back
-from .allocation import head_norms, proportional, repaired_at_random, uniform
+from .allocation import head_norms, proportional, repaired_at_random, rounding, uniform
 from .core import Mode, chosen, whole_number, wide
 from .pairs import Padding
 
@@ -60,12 +60,17 @@ class DynamicAttention(Allocating):
             raise SizeError(f"beta={beta} must lie in [0, 1]: it is the share of the new norms.")
         for name, each in fresh(heads, self.kv_heads).items():
             self.register_buffer(name, each, persistent=mode == "clean" or name == "cache")
-        self.register_load_state_dict_pre_hook(begin_anew)
+        self.register_load_state_dict_pre_hook(begin_without_allocations)
 
     @property
     def ordered(self) -> bool:
         """Where an update waits for the next pass."""
         return self.mode == "clean"
+
+    def begin_anew(self) -> None:
+        """Forget the past: an even allocation, with no pass behind it."""
+        for name, each in fresh(self.heads, self.kv_heads).items():
+            self.get_buffer(name).copy_(each)
 
     def begin_epoch(self) -> None:
         """Let the passes begin anew, as the released code does at every epoch. The clean mode counts on."""
@@ -89,27 +94,26 @@ class DynamicAttention(Allocating):
 
     def _pass(self, k: Tensor, padding: Padding) -> None:
         self.allocation.copy_(self.waiting)
-        passes = int(self.passes)
-        if passes % self.window == 0:
+        if int(self.passes) % self.window == 0:
             norms = head_norms(k, padding).mean(0)
-            first, before = passes == 0, self.cache.to(norms.dtype)
-            if self.kind == "ema":
-                weights = after = norms if first else self.beta * norms + (1 - self.beta) * before
+            before = self.cache.to(norms.dtype)
+            if self.kind == "ema":  # with nothing before the first norms there was to go by
+                weights = after = self.beta * norms + (1 - self.beta) * before if bool(before.any()) else norms
             else:
                 weights, after = (norms - before).abs(), norms
-                least = torch.finfo(norms.dtype).eps * norms.sum()
-                weights = weights if bool(weights.sum() > least) else norms
+                weights = weights if bool(weights.sum() > rounding(norms) * norms.sum()) else norms
             if bool(weights.isfinite().all() & (weights.sum() > 0)):  # or there is nothing to go by
                 self.waiting.copy_(proportional(weights, self.heads))
                 self.cache.copy_(after)
         self.passes += 1
 
     def _pass_as_released(self, k: Tensor, padding: Padding) -> None:
-        if not self.training or int(self.passes) % self.window == 0:
+        if len(k) and (not self.training or int(self.passes) % self.window == 0):
             norms = head_norms(k, padding).sum(0)
             cache = self.cache.to(norms.dtype)
             weights = (cache - norms).abs() if self.kind == "diff" else self.beta * norms + (1 - self.beta) * cache
             self.allocation.copy_(repaired_at_random(weights, self.heads))
+            self.waiting.copy_(self.allocation)  # which a clean layer may take over
             self.cache.copy_((cache + norms) / self.window if self.training else norms)
         self.passes += int(self.training)
 
@@ -134,7 +138,7 @@ def fresh(heads: int, groups: int) -> dict[str, Tensor]:
     return {"allocation": even, "waiting": even.clone(), "cache": torch.zeros(groups), "passes": passes}
 
 
-def begin_anew(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def begin_without_allocations(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a state dict is loaded: if it is of a layer without allocations, those of a new one are put in.
 
     What is not saved begins anew then too, and where it has no device yet.

@@ -55,7 +55,7 @@ class KeyDrivenAttention(Allocating):
                 "causal. Take 'dgqa', whose allocation comes of earlier passes."
             )
         norms = head_norms(k, padding)
-        if self.mode == "clean":
+        if self.mode == "clean" or not len(k):
             return key_driven(norms, self.heads, self.least)
         norms = norms.sum(0, keepdim=True)
         if not bool(norms.isfinite().all()):

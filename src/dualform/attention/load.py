@@ -32,8 +32,9 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
     more, each is there several times, which is the same function, between layers that weigh alike. What a ``dgqa``
     holds is written out: its key/value heads go to the query heads that they are given to, and these are pooled, which
     is the same function where each run has one key/value head, as with a group for each head. A ``dgqa`` with as many
-    groups takes them as they are, with the allocation and, in the same mode, with cache and passes. Of a ``kdgqa``,
-    where each example has groups of its own, and into one, nothing but the weights is the same.
+    groups takes them as they are, with the allocation and, in the same mode, with cache and passes; what it held itself
+    is forgotten in any case. Of a ``kdgqa``, where each example has groups of its own, and into one, nothing but the
+    weights is the same.
     """
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
@@ -69,6 +70,8 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
                 _fill(each, weights[scale], biases[scale])
         else:
             _fill(mine, weight, bias)
+    if isinstance(layer, DynamicAttention):
+        layer.begin_anew()
     if holds is not None and heir is not None:
         for name in ("allocation", "waiting", *(("cache", "passes") if heir.mode == holds.mode else ())):
             heir.get_buffer(name).copy_(holds.get_buffer(name))

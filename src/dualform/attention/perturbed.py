@@ -73,7 +73,7 @@ class PerturbedAttention(GroupedQueryAttention):
             )
         found = super().head_outputs(x, context, padding=padding, causal=causal)
         rows = wide(found).flatten(2).unflatten(1, (self.kv_heads, -1))  # b G s L
-        drawn = self._drawn(rows[0])
+        drawn = self._drawn(rows)
         if self.mode == "reference":
             drawn.diagonal(dim1=-2, dim2=-1).zero_()
         kept = ~padding.repeat_interleave(self.size, 1)[:, None, None] if own and padding is not None else None
@@ -102,12 +102,14 @@ class PerturbedAttention(GroupedQueryAttention):
         if own:
             kept = ~kept.triu(m - n).tril(m - n)
         kept = kept if each.hidden is None else kept & ~each.hidden
-        weights = weights - self.scale * noise_like(weights, self._drawn(weights[0]), kept, self.centred)
+        weights = weights - self.scale * noise_like(weights, self._drawn(weights), kept, self.centred)
         dropped = F.dropout(weights.to(each.values.dtype), self.dropout, self.training)
         return dropped @ each.values
 
-    def _drawn(self, like: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-        return torch.randn_like(like) if self.noise == "normal" else torch.rand_like(like)
+    def _drawn(self, like: Float[Tensor, "#b *s"]) -> Float[Tensor, "*s"]:
+        """One draw for all of a batch."""
+        draw = torch.randn if self.noise == "normal" else torch.rand
+        return draw(like.shape[1:], dtype=like.dtype, device=like.device)
 
     def extra_repr(self) -> str:
         """Also what is disturbed, and how."""
