@@ -45,8 +45,14 @@ def test_queries_read_what_the_class_token_forgets():
         y = (score > score.median()).long()
     probe = accuracy_of(Probe(vit, 2), x, y, 500, 0.02)
     one = accuracy_of(VisualQueryTuning(vit, 2, tokens=1), x, y, 500, 0.02)
+    still = VisualQueryTuning(vit, 2, tokens=1)
+    still.queries.requires_grad_(False)
+    untrained = accuracy_of(still, x, y, 500, 0.02)
     five = accuracy_of(VisualQueryTuning(vit, 2, tokens=5), x, y, 500, 0.02)
     learning = copy.deepcopy(vit).requires_grad_(True)
     full = accuracy_of(Probe(learning, 2, detach_backbone=False), x, y, 500, 1e-3)
-    print(f"linear probe {probe:.2f}, one query {one:.2f}, five {five:.2f}, full fine-tuning {full:.2f}")
-    assert min(one, five) > probe + 0.1 and min(one, five) > 0.8
+    print(
+        f"linear probe {probe:.2f}, one query {one:.2f} (untrained {untrained:.2f}), five {five:.2f}, "
+        f"full fine-tuning {full:.2f}"
+    )
+    assert min(one, five) > probe + 0.1 and min(one, five) > 0.8 and one > untrained + 0.03

@@ -61,12 +61,15 @@ def concatenated(model: VisualQueryTuning, x: Tensor) -> Tensor:
     h, blocks = model.backbone.embed(x), []
     for each, p in zip(model.backbone.blocks, model.queries, strict=True):
         block: Any = each
-        rows = torch.cat([p.expand(len(h), -1, -1), h], 1)
-        normed = block.norm1(rows)
-        r = rows + block.attn(normed, normed[:, len(p) :])
+        prompts = getattr(block, "prompts", h.new_zeros(0, h.shape[-1]))  # seen by the tokens, not by the queries
+        some = [each.expand(len(h), -1, -1) for each in (p, prompts)]
+        normed = block.norm1(torch.cat([*some, h], 1))
+        asked, seen = len(p), len(p) + len(prompts)
+        attended = [block.attn(normed[:, :asked], normed[:, seen:]), block.attn(normed[:, asked:])]
+        r = torch.cat([*some, h], 1) + torch.cat(attended, 1)
         out = r + block.mlp(block.norm2(r))
-        blocks.append(out[:, : len(p)].flatten(1))
-        h = out[:, len(p) :]
+        blocks.append(out[:, :asked].flatten(1))
+        h = out[:, seen:]
     found = [model.backbone.norm(h)[:, 0], *blocks]
     return model.head(torch.cat([F.normalize(each, dim=-1) for each in found], -1))
 
@@ -82,8 +85,10 @@ def gradient(parameter: Tensor) -> Tensor:
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_features_of_the_backbone_are_bit_for_bit_its_own(tokens, dtype):
-    """Check 1."""
-    model, x = tuned(tokens, dtype).train(), pictures(dtype=dtype)
+    """Check 1: as they were before it was given to anything."""
+    vit, x = backbone(dtype), pictures(dtype=dtype)
+    untouched = copy.deepcopy(vit)
+    model = tuned(tokens, dtype, vit=vit).train()
     seen: list[Any] = []
     handles = [
         block.register_forward_hook(lambda module, args, output: seen.append(output)) for block in model.backbone.blocks
@@ -91,9 +96,9 @@ def test_the_features_of_the_backbone_are_bit_for_bit_its_own(tokens, dtype):
     last, summaries = model.read(x)
     for handle in handles:
         handle.remove()
-    plain = states(model.backbone, x)
+    plain = states(untouched, x)
     assert all(torch.equal(a, b) for a, b in zip(seen, plain[1:], strict=True))
-    assert torch.equal(last, model.backbone.features(x)[:, 0])
+    assert torch.equal(last, untouched.features(x)[:, 0])
     assert len(summaries) == (LAYERS if tokens else 0)
 
 
@@ -192,6 +197,11 @@ def test_a_frozen_backbone_stays_in_evaluation_mode():
     assert model.training and not any(each.training for each in vit.modules())
     vit.train()  # as another network that shares it might
     assert torch.equal(model(pictures()), model(pictures())) and not vit.training
+    for pool in ("class", "mean"):
+        shared = VisualQueryTuning(vit, 6, tokens=1, pool=pool).double().eval()
+        kept, expected = shared.states(pictures()), shared(pictures())
+        vit.train()
+        assert torch.equal(shared.from_states(kept), expected)
     other = backbone(dropout=0.5)
     fine = Probe(other, 6, detach_backbone=False)
     assert not other.training, "its mode is the user's affair"
@@ -199,13 +209,22 @@ def test_a_frozen_backbone_stays_in_evaluation_mode():
 
 
 def test_dropout_is_each_pictures_own_and_for_training():
-    """Check 14."""
-    model, x = tuned(2, dropout=0.5).train(), pictures(1).expand(2, -1, -1, -1)
-    features = model.features(x)
-    assert not torch.equal(features[0], features[1])
+    """Check 14: numbers of the query tokens are dropped at the rate that was asked for, before they ask."""
+    model, x = tuned(2, dropout=0.25).train(), pictures(1).expand(64, -1, -1, -1)
+    torch.manual_seed(0)
+    _, read = model.read(x)
+    torch.manual_seed(0)
+    masks = [F.dropout(torch.ones(64, 2, WIDTH, dtype=torch.float64), 0.25) for _ in range(LAYERS)]
+    assert all(float((mask == 0).double().mean()) == pytest.approx(0.25, abs=0.03) for mask in masks)
+    for block, p, mask, before, found in zip(
+        model.backbone.blocks, model.queries, masks, states(model.backbone, x), read, strict=False
+    ):
+        torch.testing.assert_close(found, summary(block, p * mask, before), atol=1e-12, rtol=0)
+        assert not torch.allclose(found[0], found[1])
     model.eval()
     features = model.features(x)
-    assert torch.equal(features[0], features[1]) and torch.equal(features, model.features(x))
+    torch.testing.assert_close(features[0], features[1], atol=1e-12, rtol=0)
+    assert torch.equal(features, model.features(x))
 
 
 # ------------------------------------------------------------------------------------------- what is kept
@@ -243,13 +262,35 @@ def test_no_graph_of_the_backbone_is_kept():
     rows = apart.of_tokens(TOKENS)
     assert len(rows) == 2 * LAYERS and all(math.prod(shape) == b * TOKENS * WIDTH for shape in rows)
     assert not any(shape.count(TOKENS) > 1 or 4 * WIDTH in shape for shape in rows)
-    of_queries = LAYERS * b * t * (16 * WIDTH + 8 * HEADS) + 4 * b * model.head.in_features
-    assert apart.numbers <= LAYERS * 2 * b * TOKENS * WIDTH + of_queries
+    none = Census(Rows(model), x)  # the same query tokens over the keys and values of one token
+    assert apart.numbers - none.numbers == LAYERS * 2 * b * (TOKENS - 1) * WIDTH
     together = Census(Concatenated(model), x)
     prompted = Census(Probe(with_prompts(model.backbone, t), 6, detach_backbone=False).double(), x)
     for other in (together, prompted):
-        assert any(4 * WIDTH in each.shape for each in other.kept.values())
+        many = [each.shape for each in other.kept.values() if each.numel() >= b * TOKENS * 4 * WIDTH]
+        assert any(shape[-1] == 4 * WIDTH for shape in many)
         assert other.numbers / apart.numbers > 2
+
+
+@pytest.mark.parametrize(("tokens", "least"), [(1, 6.0), (10, 5.0)])
+def test_what_is_kept_at_the_shape_of_a_base_model(tokens, least):
+    """Check 6: some six times less than queries and tokens together, at 197 tokens of width 768."""
+    with torch.device("meta"):
+        vit = ViT(224, 16, classes=2, width=768, heads=12, layers=3)
+        model, x = VisualQueryTuning(vit, 100, tokens=tokens), torch.empty(2, 3, 224, 224)
+        apart, together = Census(model, x), Census(Concatenated(model), x)
+    assert together.numbers / apart.numbers > least
+
+
+class Rows(nn.Module):
+    """Query tokens over the first token of each layer alone."""
+
+    def __init__(self, model: VisualQueryTuning) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.from_states(self.model.states(x)[:, :, :1])
 
 
 class Concatenated(nn.Module):
@@ -269,10 +310,14 @@ def test_the_backward_pass_does_not_enter_the_backbone():
     learning = VisualQueryTuning(with_lora(backbone()), 6, detach_backbone=False).double()
     for model, entered in ((tuned(2), False), (learning, True)):
         seen: list[Any] = []
+        back: list[Any] = []
         for block in model.backbone.blocks:
             block.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output))
+            block.register_full_backward_hook(lambda module, before, after, back=back: back.append(module))
+        x = x.detach().requires_grad_(entered)  # or torch warns of a module whose inputs have no gradient
         model(x).sum().backward()
         assert len(seen) == LAYERS and all(each.requires_grad == entered for each in seen)
+        assert bool(back) == entered
 
 
 # ------------------------------------------------------------------------------------------- features and head
@@ -299,7 +344,14 @@ def test_ways_to_combine_agree_where_they_must():
     weighted.queries.data.copy_(mean.queries)
     assert mean.head.in_features == WIDTH * (1 + LAYERS) and weighted.weights is not None
     torch.testing.assert_close(mean.features(pictures()), weighted.features(pictures()))
-    assert "weights" in trained_parameters(weighted)
+    assert "weights" in trained_parameters(weighted) and bool((weighted.weights == 1).all())
+    nn.init.normal_(weighted.weights)
+    _, read = weighted.read(pictures())
+    blocks = weighted.features(pictures()).split(WIDTH, 1)[1:]
+    for z, weights, block in zip(read, weighted.weights, blocks, strict=True):
+        expected = sum(weight * each for weight, each in zip(weights, z.unbind(1), strict=True))
+        assert isinstance(expected, Tensor)
+        torch.testing.assert_close(block, F.normalize(expected, dim=-1))
     one, pooled = tuned(1), tuned(1, combine="mean")
     pooled.queries.data.copy_(one.queries)
     torch.testing.assert_close(one.features(pictures()), pooled.features(pictures()))
@@ -328,7 +380,8 @@ def test_queries_and_head_begin_as_they_should():
     """Check 10."""
     vit = ViT(32, 16, classes=10, width=768, heads=12, layers=2)
     model = VisualQueryTuning(vit, 10, tokens=20)
-    assert 0.062 < float(model.queries.detach().abs().max()) <= 0.0625
+    low, high = (float(each) for each in model.queries.detach().aminmax())
+    assert -0.0625 <= low < -0.062 and 0.062 < high <= 0.0625
     torch.testing.assert_close(model.head.bias, torch.full((10,), -4.59512))
     assert float(model.head.weight.detach().std()) == pytest.approx(math.sqrt(2 / 10), rel=0.02)
 
@@ -356,11 +409,10 @@ def test_adapters_in_the_backbone_learn_beside_the_queries(adapt):
     F.mse_loss(model(x), target).backward()
     grads = {name: gradient(each) for name, each in trained.items()}
     assert all(bool(each.any()) for each in grads.values())
-    if adapt is with_lora:
-        model.zero_grad()
-        F.mse_loss(concatenated(model, x), target).backward()
-        for name, each in trained.items():
-            torch.testing.assert_close(each.grad, grads[name], atol=1e-10, rtol=1e-8, msg=name)
+    model.zero_grad()
+    F.mse_loss(concatenated(model, x), target).backward()
+    for name, each in trained.items():
+        torch.testing.assert_close(each.grad, grads[name], atol=1e-10, rtol=1e-8, msg=name)
     with pytest.raises(SizeError, match="this backbone has adapters that learn: pass detach_backbone=False"):
         tuned(2, vit=copy.deepcopy(vit))
     frozen = tuned(2, vit=copy.deepcopy(vit).requires_grad_(False))
@@ -429,6 +481,55 @@ def test_a_backbone_that_is_frozen_already_is_not_fine_tuned_in_silence():
     VisualQueryTuning(vit, 6)
     with pytest.raises(SizeError, match="all of this backbone is frozen"):
         Probe(vit, 6, detach_backbone=False)
+
+
+def test_a_backbone_that_another_network_froze_or_set_free_is_not_used_in_silence():
+    vit, x = backbone(), pictures()
+    fine = Probe(vit, 6, detach_backbone=False).double().train()
+    fine(x)
+    other = VisualQueryTuning(vit, 6).double().train()
+    other(x)
+    with pytest.raises(
+        SizeError, match=r"the backbone of this Probe was learning when .* now it is frozen: .*deepcopy"
+    ):
+        fine(x)
+    fine.eval()(x)
+    kept = other.states(x)
+    vit.requires_grad_(True)
+    for run in (lambda: other(x), lambda: other.from_states(kept)):
+        with pytest.raises(
+            SizeError, match="this VisualQueryTuning was frozen when it was given, and now it is learning"
+        ):
+            run()
+
+
+def test_backbones_that_queries_would_change_are_refused():
+    """A query that asks is no pass of training, and noise in evaluation is no feature."""
+    learning = backbone(attention="dgqa", groups=2).requires_grad_(True)
+    with pytest.raises(SizeError, match=r"query tokens would count as passes of this 'dgqa'.*detach_backbone=True"):
+        tuned(2, vit=learning, detach_backbone=False)
+    assert tuned(2, vit=learning)(pictures()).isfinite().all()
+    with pytest.raises(SizeError, match="query tokens would count as passes"):
+        tuned(2, vit=backbone(attention="dgqa", groups=2, mode="reference"))
+    for options in ({"mode": "reference"}, {"train_only": False}):
+        with pytest.raises(SizeError, match=r"'pgqa' has noise in evaluation too.*train_only=True"):
+            tuned(2, vit=backbone(attention="pgqa", groups=2, **options))
+    tuned(2, vit=backbone(attention="pgqa", groups=2, train_only=False, scale=0.0))
+
+
+@pytest.mark.parametrize("wrong", [nn.Sequential(nn.Linear(2, 2)), None, "vit"])
+def test_what_is_no_vit_is_named(wrong):
+    for make in (lambda: VisualQueryTuning(wrong, 4), lambda: Probe(wrong, 4), lambda: IntermediateProbe(wrong, 4),
+                 lambda: with_prompts(wrong)):  # fmt: skip
+        with unchecked(), pytest.raises(SizeError, match=rf"the backbone is a {type(wrong).__name__}, and must be a"):
+            make()
+    with pytest.raises(SizeError, match=r"pictures of \(3, 16, 16\) for a model of \(batch, 3, 16, 16\)"), unchecked():
+        backbone()(pictures()[0])
+
+
+def test_a_probe_keeps_the_class_token_alone():
+    x = pictures()
+    assert Census(Probe(backbone(), 6), x).numbers == 3 * WIDTH
 
 
 def test_what_is_refused_leaves_the_backbone_as_it_was():

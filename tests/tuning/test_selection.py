@@ -70,14 +70,40 @@ def test_the_lasso_finds_the_features_that_carry_the_signal():
     torch.manual_seed(0)
     x, carrying = torch.randn(1500, 500), torch.randperm(500)[:20]
     y = (x[:, carrying] @ torch.randn(20, 4)).argmax(1)
-    head = nn.Linear(500, 4)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        (F.cross_entropy(head(x), y) + 5e-3 * group_lasso(head.weight)).backward()
-        optimizer.step()
+    others = torch.ones(500, dtype=torch.bool)
+    others[carrying] = False
+    share = {}
+    for weight in (0.0, 5e-3):
+        torch.manual_seed(1)
+        head = nn.Linear(500, 4)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+        for _ in range(150):
+            optimizer.zero_grad()
+            (F.cross_entropy(head(x), y) + weight * group_lasso(head.weight)).backward()
+            optimizer.step()
+        scores = feature_scores(head.weight.detach())
+        share[weight] = float(scores[others].mean() / scores[carrying].mean())
     found = set(select(head.weight, 0.08).tolist())
     assert len(found) == 40 and len(found & set(carrying.tolist())) >= 18
+    assert share[5e-3] < share[0.0] / 4  # the lasso is what empties the others
+
+
+def fitted(model: Probe, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=0.05)
+    for _ in range(60):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float((model(x).argmax(1) == y).double().mean())
+
+
+def test_all_features_selected_are_all_features():
+    """Check 13: κ = 1 gives the accuracy of the first stage, within noise."""
+    x, model = torch.randn(120, 3, 16, 16), Probe(some_vit(), 3)
+    y = model.backbone(x).argmax(1)  # what its own head says can be said
+    first = fitted(model, x, y)
+    again = fitted(model.refit(select(model.head.weight, 1.0)), x, y)
+    assert abs(first - again) < 0.05 and first > 0.9
 
 
 def some_vit() -> ViT:
@@ -95,6 +121,17 @@ def test_a_new_head_sees_the_selected_features_alone():
     again = VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted")
     again.load_state_dict(made.state_dict())  # a head of another size makes room
     assert torch.equal(again(x), made(x)) and torch.equal(again.features(x), made.features(x))
+    other = VisualQueryTuning(some_vit(), 4, tokens=2, combine="weighted")
+    optimizer = torch.optim.SGD(trained_parameters(other).values(), lr=0.1)
+    other.load_state_dict(made.state_dict())
+    before = other.head.weight.detach().clone()
+    other(x).sum().backward()
+    optimizer.step()
+    assert not torch.equal(other.head.weight, before), "an optimiser of before goes on"
+    wrong = VisualQueryTuning(some_vit(), 5, tokens=2, combine="weighted")
+    with pytest.raises(RuntimeError, match=r"size mismatch|Unexpected"):
+        wrong.load_state_dict(made.state_dict())
+    assert wrong.selected is None and wrong(x).shape == (3, 5), "what does not fit leaves it as it was"
     whole = model.refit(classes=7)
     assert whole(x).shape == (3, 7) and torch.equal(whole.features(x), model.features(x))
 
@@ -149,6 +186,8 @@ def test_features_of_all_layers():
     model(x).sum().backward()
     assert model.head.weight.grad is not None and all(each.grad is None for each in vit.parameters())
     assert model.refit(torch.tensor([3, 9]))(x).shape == (3, 4)
+    adapted = with_lora(vit, names=["fc1"]).requires_grad_(False)
+    torch.testing.assert_close(IntermediateProbe(adapted, 4).features(x), features)
 
 
 def test_probes_and_fine_tuning():

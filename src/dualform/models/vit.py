@@ -22,9 +22,11 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
         """The patches, row by row."""
-        if images.shape[-2:] != (self.size, self.size):
+        expected = (self.proj.in_channels, self.size, self.size)
+        if images.ndim != 4 or images.shape[1:] != expected:
             raise SizeError(
-                f"pictures of {tuple(images.shape[-2:])} for a model of {self.size} × {self.size}: resize them."
+                f"pictures of {tuple(images.shape)} for a model of (batch, {', '.join(map(str, expected))}): resize "
+                "them, or add a batch axis with images[None]."
             )
         return self.proj(images).flatten(2).mT
 

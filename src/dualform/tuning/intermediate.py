@@ -64,4 +64,4 @@ def tapped(block: Any, h: Float[Tensor, "b n D"]) -> tuple[Float[Tensor, "b n D"
 
 def hidden_of(block: Any) -> int:
     """The width of a block's feedforward network."""
-    return block.mlp.fc1.out_features
+    return len(block.mlp.fc1.weight)

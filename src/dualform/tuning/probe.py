@@ -23,7 +23,7 @@ class Probe(Tuned):
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b D"]:
         """The class token behind the last normalisation."""
-        found = self.of_backbone(self.backbone.features, images)[:, 0]
+        found = self.of_backbone(self.backbone.features, images)[:, 0].clone()  # a view would keep all tokens
         return unit(found) if self.normalise else found
 
     def _alike(self, backbone: ViT, classes: int) -> "Probe":

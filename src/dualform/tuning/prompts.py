@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dualform.attention.core import whole_number
 from dualform.models import ViT
 
-from .tuned import frozen_copy, patch_bound
+from .tuned import frozen_copy, patch_bound, see_that_it_is_a_vit
 
 
 class PromptedBlock(nn.Module):
@@ -42,6 +42,7 @@ class PromptedBlock(nn.Module):
 
 def with_prompts(backbone: ViT, prompts: int = 8) -> ViT:
     """A frozen copy of a backbone with learned prompts in every layer. Adapters that it has already stay, and learn."""
+    see_that_it_is_a_vit(backbone)
     made = frozen_copy(backbone)
     bound, like = patch_bound(made), made.pos_embed
     made.blocks = nn.ModuleList(PromptedBlock(block, prompts, bound, like) for block in made.blocks)

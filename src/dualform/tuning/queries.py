@@ -18,7 +18,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualform.attention import ConvAttention, ConvolvedAttention, RelativeAttention, SparseAttention
+from dualform.attention import (
+    ConvAttention,
+    ConvolvedAttention,
+    DynamicAttention,
+    PerturbedAttention,
+    RelativeAttention,
+    SparseAttention,
+)
 from dualform.attention.core import chosen, whole_number
 from dualform.attention.sparse import Sparse
 from dualform.errors import SizeError
@@ -57,7 +64,7 @@ class VisualQueryTuning(Tuned):
         self.pool: Pool = chosen("pool", pool, ("class", "mean"))
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
-        see_that_queries_are_free(backbone)
+        see_that_queries_are_free(backbone, detach_backbone)
         self.tokens, self.dropout = whole_number("tokens", tokens), dropout
         layers, width, like = len(backbone.blocks), backbone.norm.normalized_shape[0], backbone.norm.weight
         bound = patch_bound(backbone)
@@ -94,6 +101,7 @@ class VisualQueryTuning(Tuned):
         """The logits, from ``states`` of the pictures."""
         if not self.detach_backbone:
             raise SizeError("the backbone is trained, so states that were kept are not its own: give it the pictures.")
+        self.see_what_learns()
         *before, last = states.unbind(1)
         summaries = [each for layer, h in enumerate(before) for each in self._summaries(layer, h)]
         return self.head(self.only_selected(self._side_by_side(self._last(last), summaries)))
@@ -102,6 +110,7 @@ class VisualQueryTuning(Tuned):
         """What the query tokens of a layer read, if there are any."""
         if not self.tokens:
             return []
+        self.keep_still()
         p = F.dropout(self.queries[layer].expand(len(h), -1, -1), self.dropout, self.training)
         return [summary(self.backbone.blocks[layer], p, h)]
 
@@ -135,10 +144,20 @@ class VisualQueryTuning(Tuned):
         return f"tokens={self.tokens}, combine={self.combine!r}, detach_backbone={self.detach_backbone}"
 
 
-def see_that_queries_are_free(backbone: ViT) -> None:
-    """What a query gives must not depend on its place, nor on the queries beside it."""
+def see_that_queries_are_free(backbone: ViT, frozen: bool) -> None:
+    """What a query gives must not depend on its place or on the queries beside it, and must change nothing."""
     for block in backbone.blocks:
         layer: Any = block.attn
+        if isinstance(layer, DynamicAttention) and (layer.mode == "reference" or not frozen):
+            raise SizeError(
+                "query tokens would count as passes of this 'dgqa', and move its allocation: visual query tuning takes "
+                "it frozen (detach_backbone=True) and in its clean mode."
+            )
+        if isinstance(layer, PerturbedAttention) and layer.scale and not layer.train_only:
+            raise SizeError(
+                "this 'pgqa' has noise in evaluation too, so no two passes of it are the same: visual query tuning "
+                "takes it with train_only=True."
+            )
         placed = isinstance(layer, ConvAttention | ConvolvedAttention | RelativeAttention | SparseAttention)
         if placed or isinstance(layer.kernel, Sparse):
             raise SizeError(

@@ -37,6 +37,7 @@ class Tuned(nn.Module):
 
     def __init__(self, backbone: ViT, *, detach_backbone: bool = True) -> None:
         super().__init__()
+        see_that_it_is_a_vit(backbone)
         learning = any(each.requires_grad for name, each in backbone.named_parameters() if not name.startswith("head."))
         if detach_backbone and any(each.requires_grad for each in adapters(backbone)):
             raise SizeError(
@@ -65,6 +66,7 @@ class Tuned(nn.Module):
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         """What the head is given."""
+        self.see_what_learns()
         return self.only_selected(self.all_features(images))
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
@@ -110,10 +112,26 @@ class Tuned(nn.Module):
         """What a part of the backbone makes of something; without a graph where it is detached."""
         if not self.detach_backbone:
             return function(*given)
-        if self.backbone.training:  # another network that shares it may have changed its mode
-            self.backbone.eval()
+        self.keep_still()
         with torch.no_grad():
             return function(*given)
+
+    def keep_still(self) -> None:
+        """A frozen backbone is in evaluation mode, though another network that shares it may have changed that."""
+        if self.detach_backbone and self.backbone.training:
+            self.backbone.eval()
+
+    def see_what_learns(self) -> None:
+        """In training, that no other network has frozen a backbone that learns here, or set one free that does not."""
+        if not self.training or not torch.is_grad_enabled():
+            return
+        learns = any(each.requires_grad for each in self.backbone.parameters())
+        if learns == self.detach_backbone:
+            now, then = ("learning", "frozen") if learns else ("frozen", "learning")
+            raise SizeError(
+                f"the backbone of this {type(self).__name__} was {then} when it was given, and now it is {now}: "
+                "perhaps another network has it too. Give each network a copy.deepcopy of it."
+            )
 
 
 def new_head(features: int, classes: int, like: Tensor) -> nn.Linear:
@@ -141,12 +159,26 @@ def checked(selected: Tensor, count: int) -> Int[Tensor, " k"]:
 
 
 def take_selection(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: where a head over selected features is in it, make room for both."""
-    found = state.get(f"{prefix}selected")
-    if found is not None and (model.selected is None or len(model.selected) != len(found)):
-        model.selected = torch.zeros_like(found, device=model.head.weight.device)
-        frozen = not model.head.weight.requires_grad
-        model.head = new_head(len(found), model.head.out_features, model.head.weight).requires_grad_(not frozen)
+    """Before a state dict is loaded: where a head over selected features is in it, make room for both.
+
+    The parameters stay the same objects, so an optimiser that was given them goes on with them.
+    """
+    found, weight, head = state.get(f"{prefix}selected"), state.get(f"{prefix}head.weight"), model.head
+    if found is None or weight is None or weight.shape != (head.out_features, len(found)):
+        return
+    if model.selected is None or len(model.selected) != len(found):
+        model.selected = torch.zeros_like(found, device=head.weight.device)
+        head.weight.data = head.weight.new_zeros(weight.shape)
+        head.in_features = len(found)
+
+
+def see_that_it_is_a_vit(backbone: object) -> None:
+    """Tuning takes our own vision transformer, whose blocks it knows."""
+    if not isinstance(backbone, ViT):
+        raise SizeError(
+            f"the backbone is a {type(backbone).__name__}, and must be a dualform.models.ViT. Build one of the same "
+            "shape and load the weights: state dicts with timm's names fit as they are."
+        )
 
 
 def patch_bound(backbone: ViT) -> float:
