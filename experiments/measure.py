@@ -1,11 +1,13 @@
 """What work costs: kept for the backward pass, timed in turns, and by how much a process grows."""
 
+import ctypes
+import gc
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,12 @@ def unfused() -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
+def resident(which: str) -> int:
+    """Bytes of this process in memory, now (VmRSS) or at most since the peak began anew (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(which))
+
+
 def work(layer: nn.Module, x: Tensor) -> Callable[[], None]:
     """One forward and backward pass."""
 
@@ -68,16 +76,24 @@ def ratios(times: Sequence[Sequence[float]]) -> list[float]:
 
 
 def peak_bytes(make: Callable[[], Callable[[], None]]) -> int:
-    """How much a process grows at most while it does some work; in a process of its own."""
+    """How much a process grows at most while it does some work; in a process of its own.
+
+    The work is done once before, on what is made for that alone, so that nothing is counted that a process grows by the
+    first time only. Then free memory is given back, and the peak begins anew (Linux alone can do that).
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
     def child() -> None:
         torch.set_num_threads(1)
+        make()()
         todo = make()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resident("VmRSS")
         todo()
-        theirs.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+        theirs.send(resident("VmHWM") - before)
 
     process = context.Process(target=child)
     process.start()

@@ -11,7 +11,7 @@ from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
 from .results import ARCHIVE
-from .settings import EXPERIMENTS, FOUR, NETWORKS, ONCE, TRIAL, TRIED, CopySettings, Settings
+from .settings import EXPERIMENTS, FOUR, NETWORKS, ONCE, TRIAL, TRIED, WORDS, CopySettings, Settings
 
 values = ARCHIVE.values
 PAGE = Page(DOCS / "results" / "rcmha.md", "rcmha", ARCHIVE)
@@ -39,18 +39,16 @@ def learned() -> str:
         names = [name for name in EXPERIMENTS[experiment] if found(experiment, name, "valid", "loss")]
         if not names:
             continue
-        unit = "bits a character" if experiment == "characters" else "perplexity"
         rows = []
         for name in names:
             many = len(found(experiment, name, "valid", "loss"))
-            measure = found(experiment, name, "valid", "bits" if experiment == "characters" else "perplexity")
             rows.append([
                 called(name) + (f", {many} networks" if many < NETWORKS else ""), spread(found(experiment, name, "valid", "loss"), digits),
-                spread(measure, 3 if experiment == "characters" else 1), spread(found(experiment, name, "valid", "accuracy"), digits),
-                spread(found(experiment, name, "train", "loss"), digits), spread(found(experiment, name, "train", "accuracy"), digits),
+                spread(found(experiment, name, "valid", "bits"), digits), spread(found(experiment, name, "valid", "perplexity"), 2 if experiment == "characters" else 0),
+                spread(found(experiment, name, "valid", "accuracy"), digits), spread(found(experiment, name, "train", "loss"), digits), spread(found(experiment, name, "train", "accuracy"), digits),
             ])  # fmt: skip
-        head = ["attention", "validation loss", unit, "validation accuracy", "training loss", "training accuracy"]
-        parts.append(f"### {experiment}\n\n{about(experiment)}\n\n{table(head, rows)}\n\n{verdict(experiment, names)}")
+        head = ["attention", "validation loss", f"bits a {experiment[:-1]}", "perplexity", "validation accuracy", "training loss", "training accuracy"]  # fmt: skip
+        parts.append("\n\n".join([f"### {experiment}", about(experiment), table(head, rows), by_counts(experiment), verdict(experiment, names)]))  # fmt: skip
     if not parts:
         return ""
     return "\n\n".join([
@@ -61,6 +59,15 @@ def learned() -> str:
         "segment alone, as in the released code.",
         *parts,
     ])  # fmt: skip
+
+
+def by_counts(experiment: str) -> str:
+    """What tables of counts would get."""
+    measured = values("counts", experiment, "counts")
+    if not measured:
+        return ""
+    told = (f"{each} {measured[0][each]['bits']:.3f} bits (perplexity {measured[0][each]['perplexity']:,.1f})" for each in ("frequencies", "pairs"))  # fmt: skip
+    return f"For comparison, counts of the whole training text alone, on the same {measured[0]['tokens']:,} {experiment}: {' and of neighbours '.join(told)}."
 
 
 def about(experiment: str) -> str:
@@ -95,21 +102,17 @@ def rates(experiment: str) -> str:
 def peaks() -> str:
     """Learning rates that were tried."""
     rows = []
-    for name in FOUR:
+    for name in (f"{name}{ending}" for ending in ("", "-alone") for name in FOUR):
         tried = {peak: values("peaks", f"{name}-{peak:g}", "training", "valid", "bits") for peak in TRIED}
         if all(tried.values()):
             best = min(tried, key=lambda peak: tried[peak][0])
-            rows.append(
-                [
-                    called(name),
-                    *(f"**{each[0]:.3f}**" if peak == best else f"{each[0]:.3f}" for peak, each in tried.items()),
-                ]
-            )
+            cells = (f"**{each[0]:.3f}**" if peak == best else f"{each[0]:.3f}" for peak, each in tried.items())
+            rows.append([called(name), *cells])
     if not rows:
         return ""
     return "\n\n".join([
         "## Learning rates that were tried",
-        f"Characters as above, {TRIAL.updates} updates, one network each: bits a character on {TRIAL.validated:,} characters of the validation text that nothing else is judged on. The best of each line is used; for words the same, in proportion.",
+        f"Characters as above, {TRIAL.updates} updates, one network each: bits a character on {TRIAL.validated:,} characters of the validation text that nothing else is judged on. The best of each line is used; for words {WORDS.peak / Settings.peak:g} of it, which was not tried.",
         table(["attention", *(f"{peak:g}" for peak in TRIED)], rows),
     ])  # fmt: skip
 
@@ -178,8 +181,8 @@ def costs() -> str:
         parts.append(f"### {experiment}\n\n{table(head, rows)}")
     return "\n\n".join([
         "## What an update costs",
-        "Median over turns, one thread, all on the same segment with a full memory. *Kept* are the tensors that the forward pass "
-        "saves, parameters aside; *grows* is the first update of a network in a process of its own, with gradients and the state of Adam, "
+        "Median over turns, one thread, all on the same segment with a full memory (`…-alone` on the first, without). *Kept* are the tensors that the forward pass "
+        "saves, parameters aside; *grows* is the peak of the first update of a network, with gradients and the state of Adam, in a process of its own that has made such an update before, "
         "in float32. The paper's abstract gives 2.98 GB for the most frugal module against 3.5 GB for RMHA, and prints RMHA for both; "
         "the first must mean RCMHA. At equal shapes RCMHA has 3·d·(k + 1) parameters a layer and three tensors of activations more than "
         "RMHA, so the module cannot by itself take less; that gap must come from the setup or the measurement. Relative positions are looked up "
@@ -258,8 +261,9 @@ token better than attention with one of these (RMHA, MDHA) or neither (MHA), wit
 4. The released code convolves queries over the segment alone. Here they see what is remembered, so that two segments are one; `mode="reference"` is the other way.
 5. The abstract speaks of convolving the input embedding; the code, and so this, convolves queries, keys and values.
 6. Layers begin with weights of their own; in the released code all are copies of the first. Tables of positions have as many rows as there are offsets, not 8,192.
-7. MHA and MDHA have sinusoids of the place, counted from the oldest token remembered. With a memory older tokens have had the same places, which is a handicap; `softmax-alone` remembers
-   nothing."""
+7. MHA and MDHA have sinusoids of the place, counted from the oldest token remembered, and embeddings that begin with a deviation of D^-1/2, which √D makes as large as these. With a
+   memory older tokens have had the same places, so that softmax attention can tell little more than which tokens there were: it learns hardly more than pairs of
+   neighbours tell. The `…-alone` networks remember nothing, and can be compared with each other."""
 
 
 def main() -> None:

@@ -55,11 +55,11 @@ def ask(run: Run, settings: Settings) -> dict[str, Any]:
     said = int(spot.prediction[0][0, -1].argmax())
     passages, ids = {}, training_ids(settings)
     for layer in LAYERS:
-        hits = spot.top(SHOWN, layer=layer, position=-1, progress=False)
-        shift = layer != "head"  # values are of the memory too, which stands before the segment
+        whole = layer != "head"  # what is said comes of the last token; of values, through those of all tokens
+        hits = spot.top(SHOWN, layer=layer, position=None if whole else -1, progress=False)
         passages[layer] = [
             {
-                **passage(text, ids, hit.start - shift * hit.remembered + hit.position),
+                **passage(text, ids, hit.start + hit.position - whole * hit.remembered),  # values are of the memory too
                 **{"adds": hit.contribution, "step": hit.step},
             }
             for hit in hits

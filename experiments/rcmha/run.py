@@ -8,8 +8,9 @@ from experiments.runs import Options, each_run
 
 from .copying import train_copying
 from .costs import measure
+from .counts import counted
 from .recorded import ask, train_recorded
-from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, ONCE, CopySettings, CostSettings, tiny
+from .settings import EXPERIMENTS, NETWORKS, ON_REQUEST, ONCE, CopySettings, CostSettings, CountSettings, tiny
 from .training import train
 
 __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
@@ -21,6 +22,8 @@ def reproduce(experiment: str, options: Options) -> None:
     for run, settings in each_run("rcmha", experiment, options, EXPERIMENTS[experiment], networks, tiny):
         if isinstance(settings, CostSettings):
             run.stages({"costs": partial(measure, settings)})
+        elif isinstance(settings, CountSettings):
+            run.stages({"counts": partial(counted, settings)})
         elif isinstance(settings, CopySettings):
             run.stages({"training": partial(train_copying, settings)})
         elif experiment == "recorded":

@@ -37,6 +37,15 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class CountSettings:
+    """What a table of counts would say of the validation text: nothing is trained."""
+
+    text: TextName
+    validated: int = Settings.validated
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class CostSettings:
     """Updates of which networks are timed, and how often; one thread."""
 
@@ -63,11 +72,12 @@ class CopySettings:
     seed: int = 0
 
 
-AnySettings = Settings | CostSettings | CopySettings
+AnySettings = Settings | CountSettings | CostSettings | CopySettings
 
 
 PEAK = dict.fromkeys(FOUR, 1e-2)
-"""Learning rates by attention: of those tried in ``peaks`` the best, for characters."""
+ALONE = dict.fromkeys(FOUR, 1e-2)
+"""Learning rates by attention, with a memory and without: of those tried in ``peaks`` the best, for characters."""
 TRIED = (2e-3, 5e-3, 1e-2, 2e-2)
 
 
@@ -80,19 +90,24 @@ def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
 CHARACTERS = Settings("characters")
 CONV = replace(CHARACTERS, attention="relative-conv", peak=PEAK["relative-conv"])
 TRIAL = replace(CHARACTERS, updates=600, validated=50_000, valid_from=300_000)
-WORDS = Settings("words", batch=8, layers=2, updates=350, warmup=100, peak=6e-3, validated=50_000)
+WORDS = Settings("words", batch=8, layers=2, updates=700, warmup=150, peak=6e-3, validated=50_000)
 RECORDED = Settings(
     "characters", width=32, layers=1, hidden=64, segment=32, memory=32, batch=8, updates=400, warmup=100, peak=5e-3,
     validated=20_000,
 )  # fmt: skip
 
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
-    "peaks": {f"{name}-{peak:g}": replace(TRIAL, attention=name, peak=peak) for name in FOUR for peak in TRIED},
+    "counts": {"characters": CountSettings("characters"), "words": CountSettings("words", WORDS.validated)},
+    "peaks": {
+        f"{name}{ending}-{peak:g}": replace(TRIAL, attention=name, peak=peak, memory=memory)
+        for ending, memory in (("", TRIAL.memory), ("-alone", 0))
+        for name in FOUR
+        for peak in TRIED
+    },
     "characters": over(
         CHARACTERS,
         **{
-            "softmax-alone": replace(CHARACTERS, memory=0, peak=PEAK["softmax"]),
-            "relative-conv-alone": replace(CONV, memory=0),
+            **{f"{name}-alone": replace(CHARACTERS, attention=name, memory=0, peak=ALONE[name]) for name in FOUR},
             "relative-conv-reference": replace(CONV, options={"mode": "reference"}),
         },
     ),
@@ -104,7 +119,7 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
 """By experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
-NETWORKS, ONCE = 3, ("peaks", "recorded", "costs")
+NETWORKS, ONCE = 3, ("counts", "peaks", "recorded", "costs")
 """How many networks of each variant are trained, and experiments that are made once."""
 
 
@@ -114,6 +129,8 @@ def tiny(settings: AnySettings) -> AnySettings:
         return replace(settings, turns=1, quick=True)
     if isinstance(settings, CopySettings):
         return replace(settings, updates=3, batch=2)
+    if isinstance(settings, CountSettings):
+        return replace(settings, validated=1000)
     return replace(
         settings, updates=3, width=16, hidden=16, layers=1, batch=2, segment=8, memory=settings.memory and 8,
         validated=100,

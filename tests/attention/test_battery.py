@@ -213,6 +213,10 @@ for name in ATTENTIONS:
         whole = "sparse" not in name  # its pattern is made outside of the graph
         compiled = torch.compile(made, backend="eager", fullgraph=whole)
         torch.testing.assert_close(compiled(x, causal=causal), made(x, causal=causal))
+    if name.startswith("relative"):
+        for dropout in (0.1, 0.2):  # the second time a compiler takes it for a variable
+            made = build(name, 12, 4, dropout=dropout)
+            torch.compile(made, backend="eager", fullgraph=True)(x)
 """
 
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from making import close, layer, random
 from torch import Tensor, nn
 
-from dualform.attention import Cache, build, load_from
+from dualform.attention import BatchNormAttention, Cache, ConvolvedAttention, build, load_from
+from dualform.attention.linear import Linear
 from dualform.attention.positions import TablePositions, shifted, sinusoids
 from dualform.attention.relative import RelativeSoftmax
 from dualform.attention.relative_conv import LookingBack
+from dualform.attention.sparse import Sparse
 from dualform.errors import SizeError
 
 FOUR = ["softmax", "mdha", "relative", "relative-conv"]
@@ -75,6 +77,34 @@ def test_scores_are_the_definition(name, n, memory):
     close(layer_.head_outputs(x[:, memory:], x, causal=True), weights @ v, 1e-10)
 
 
+@pytest.mark.parametrize(("n", "memory"), [(5, 0), (5, 3), (1, 4), (1, 1)])
+@pytest.mark.parametrize("name", ["mdha", "relative-conv"])
+@pytest.mark.parametrize("context", ["memory", "segment"])
+def test_projections_are_what_is_convolved(name, n, memory, context):
+    """Checks 1 and 4, written out: projections, then their own convolutions; of queries as it is asked for."""
+    layer_, x = made(name, query_context=context), random(2, memory + n, 8)
+    start = memory if context == "segment" else 0
+    q = convolved(layer_.query(x[:, start:]), layer_.query_conv)[:, -n:]
+    k, v = convolved(layer_.key(x), layer_.key_conv), convolved(layer_.value(x), layer_.value_conv)
+    q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (q, k, v))
+    relative = name == "relative-conv"
+    scores = by_definition(layer_.kernel, q, k, n, memory + n) if relative else q @ k.mT / 2
+    later = torch.ones(n, memory + n, dtype=torch.bool).triu(1 + memory)
+    heads = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    expected = layer_.out(heads.transpose(1, 2).flatten(-2))
+    close(layer_(x[:, memory:], x, causal=True), expected, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["mdha", "relative-conv"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_tokens_are_zeros_to_convolutions(name, causal):
+    """A text that is padded on the left is the shorter text: what is not there has no key, nor the bias of one."""
+    layer_, x = made(name, qk_bias=True), random(2, 9, 8)
+    gone = torch.zeros(2, 9, dtype=torch.bool)
+    gone[:, :4] = True
+    close(layer_(x, padding=gone, causal=causal)[:, 4:], layer_(x[:, 4:], causal=causal), 1e-10)
+
+
 @given(n=st.integers(1, 9), m=st.integers(1, 12))
 def test_scores_of_any_lengths_are_the_definition(n, m):
     """Fewer keys than queries too: then the first queries stand before them all."""
@@ -108,6 +138,7 @@ def test_sinusoids_are_tables_that_are_given(memory):
     """Check 3: S = v·W r and R = W r, copied into tables."""
     one, two = made("relative", pos="sinusoid"), made("relative", reach=16)
     theirs = one.kernel.position
+    assert theirs.project.bias is None
     with torch.no_grad():
         r = sinusoids(16 - torch.arange(32), 8)
         two.kernel.position.vectors.weight.copy_(theirs.project(r))
@@ -223,6 +254,22 @@ def test_a_convolution_that_looks_ahead_would_be_noticed():
         setattr(layer_, part, Centred(8, 2, 3, sharing="channel", bias=True, init="default"))
         assert leaks(), part
         setattr(layer_, part, before)
+
+
+@pytest.mark.parametrize("weigh", [Linear(), Sparse()])
+def test_kernels_that_know_no_segments_take_none(weigh):
+    layer_, x = ConvolvedAttention(8, 2, weigh=weigh).double(), random(2, 10, 8)
+    assert not layer_.segments and layer_(x, causal=True).shape == x.shape
+    with pytest.raises(SizeError, match="causal attention is of a sequence to itself"):
+        layer_(x[:, 6:], x, causal=True)
+    with pytest.raises(SizeError, match="cannot go on from a cache"):
+        layer_.step(x[:, :1])
+
+
+def test_relative_scores_are_not_normalised_in_silence():
+    for look in ("forward", "weights"):
+        with pytest.raises(SizeError, match="without batch normalisation"):
+            getattr(BatchNormAttention(8, 2, kernel=RelativeSoftmax(8, 2)), look)(random(2, 5, 8).float())
 
 
 # ---------------------------------------------------------------- one layer is another

@@ -29,6 +29,50 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", FOUR)
+def test_the_network_written_out(name):
+    """Spec §4 and §5: embeddings, with positions if there are no relative ones, pre-norm layers, a last norm."""
+    model, tokens = lm(name), torch.randint(11, (3, 6))
+    x = model.embed(tokens)
+    if not name.startswith("relative"):
+        even = torch.arange(0, 16, 2).double()
+        angles = torch.arange(6).double()[:, None] * 10000 ** (-even / 16)
+        x = 4 * x + torch.cat([angles.sin(), angles.cos()], -1)
+    for each in model.blocks:
+        block: Any = each
+        x = x + block.attn(block.norm1(x), causal=True)
+        x = x + block.mlp.fc2(block.mlp.fc1(block.norm2(x)).clamp(min=0))
+    torch.testing.assert_close(model(tokens)[0], model.head(model.norm(x)), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: (s[0], s[1][:, :2]),
+            r"layer 1 is torch.float64 of \(2, 2, 16\), and must be torch.float64 of \(2, 4, 16\)",
+        ),
+        (lambda s: (s[0], s[1][:1]), r"layer 1 is torch.float64 of \(1, 4, 16\)"),
+        (lambda s: tuple(each[..., :8] for each in s), r"layer 0 is torch.float64 of \(2, 4, 8\)"),
+        (lambda s: tuple(each.float() for each in s), r"layer 0 is torch.float32"),
+        (
+            lambda s: tuple(each.repeat(1, 4, 1) for each in s),
+            r"layer 0 is torch.float64 of \(2, 16, 16\).*at most memory=12",
+        ),
+    ],
+)
+def test_a_state_that_is_not_the_models_is_refused(change, words):
+    model, tokens = lm("relative"), torch.randint(11, (2, 4))
+    with unchecked(), pytest.raises(SizeError, match=f"the state of {words}"):
+        model(tokens, change(model(tokens)[1]))
+
+
+def test_tables_reach_further_than_the_memory():
+    with pytest.raises(SizeError, match=r"reach=12 is not more than memory=12: .* at least 12 and the length"):
+        lm("relative", reach=12)
+    lm("relative", reach=13)
+
+
 # ---------------------------------------------------------------- memory
 
 
@@ -95,7 +139,10 @@ def test_without_a_memory_segments_are_read_alone():
         lm("softmax", layers=0)
     with pytest.raises(SizeError, match="the state has 1 layers, and this model 2"):
         lm("relative")(torch.zeros(1, 3, dtype=torch.int64), (torch.zeros(1, 2, 16).double(),))
-    with pytest.raises(SizeError, match="tokens are a batch of 2, and the state is of one of 1"), unchecked():
+    with (
+        pytest.raises(SizeError, match=r"layer 0 is torch.float64 of \(1, 3, 16\), and must be .* \(2, 3, 16\)"),
+        unchecked(),
+    ):
         model = lm("relative")
         model(torch.zeros(2, 3, dtype=torch.int64), model(torch.zeros(1, 3, dtype=torch.int64))[1])
     with pytest.raises(SizeError, match="positions='learned'"), unchecked():

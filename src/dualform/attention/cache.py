@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors are not compared
 class Cache:
     """Keys and values of all tokens so far, of as many heads as have their own; they are convolved already.
 

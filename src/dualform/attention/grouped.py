@@ -7,7 +7,7 @@ multi-query attention.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class GroupedQueryAttention(Heads):
     it is: those of a run become their mean.
     """
 
-    segments: ClassVar[bool] = True
+    segments: bool = True
 
     def __init__(
         self, width: int, heads: int, *, groups: int | None = None, dropout: float = 0.0, bias: bool = True

@@ -1,7 +1,7 @@
 """Heads: what each gives is merged by one last projection. How they weigh what they see is their kernel's affair."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -55,7 +55,7 @@ class Heads(nn.Module):
     """
 
     out: nn.Linear
-    segments: ClassVar[bool] = False
+    segments: bool = False
     """Whether causal queries may be the end of what is attended to: a segment that follows on what is remembered."""
 
     def __init__(

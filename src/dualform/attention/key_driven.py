@@ -7,8 +7,6 @@ anew, over all tokens, so there is no causal variant. The body of the paper was 
 code does, but for what ``mode`` says.
 """
 
-from typing import ClassVar
-
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -28,7 +26,7 @@ class KeyDrivenAttention(Allocating):
     that code does not end, and this raises an error (clean shares evenly).
     """
 
-    segments: ClassVar[bool] = False
+    segments: bool = False
 
     def __init__(
         self, width: int, heads: int, *, groups: int | None = None, least: int = 0, mode: Mode = "clean",

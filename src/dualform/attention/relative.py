@@ -8,12 +8,14 @@ arXiv 1901.02860; tables in place of sinusoids as in the released code of Sugiha
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dualform.errors import SizeError
 
 from .core import chosen, exact_ratio, softmax_of_seen
 from .expansion import Expansion
@@ -43,9 +45,10 @@ class RelativeSoftmax(nn.Module):
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
         """All scores, then their softmax: torch's fused kernel has no gradient for what is added to scores."""
+        see_that_nothing_is_normalised(norm)
         scores = self.scores(q, pairs.k, causal=pairs.causal)
         weights = softmax_of_seen(scores, pairs.hidden(q.shape[-2]), blind=pairs.empty is not None)
-        return F.dropout(weights, dropout, dropout > 0) @ pairs.v
+        return (F.dropout(weights, dropout) if dropout else weights) @ pairs.v
 
     def scores(
         self, q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], *, causal: bool = False
@@ -62,6 +65,7 @@ class RelativeSoftmax(nn.Module):
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
         """The same without the shift: [q + u; q; 1], as long as its own √ asks for, and all keys of all queries."""
+        see_that_nothing_is_normalised(norm)
         n, m = q.shape[-2], pairs.k.shape[-2]
         vectors, numbers = self.position(len(q), -m, n)
         column = n - torch.arange(n).unsqueeze(-1) + torch.arange(m)  # n m
@@ -74,6 +78,12 @@ class RelativeSoftmax(nn.Module):
 
     def _u(self, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h 1 d"]:
         return one_for_all(self.u, len(q), self.heads)
+
+
+def see_that_nothing_is_normalised(norm: KeyNorm | None) -> None:
+    """Statistics of keys would have to be those of positions too, and there is no such attention."""
+    if norm is not None:
+        raise SizeError("relative scores are of keys as they are: take them without batch normalisation of the keys.")
 
 
 def with_one(q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d+1"]:
@@ -90,7 +100,7 @@ class RelativeAttention(MultiHead):
     ``qk_bias``: u and S do what theirs would.
     """
 
-    segments: ClassVar[bool] = True
+    segments: bool = True
 
     def __init__(
         self, width: int, heads: int, *, pos: PositionName = "table", reach: int = 512, dropout: float = 0.0,

@@ -10,7 +10,7 @@ References: So et al. (2021), Primer, arXiv 2109.08668 (MDHA); Sugiharto, Aradea
 embedding; the code, and so this, convolves the projections.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -67,10 +67,11 @@ class ConvolvedAttention(MultiHead):
     one (as long as nothing is forgotten: the oldest tokens that are left have nothing before them).
     ``query_context="segment"`` convolves queries over the segment alone, as the released code of RCMHA does; so does
     ``mode="reference"``, whatever else is said. ``sharing``, ``conv_bias`` and ``init`` are by default as in that code;
-    those of Primer are "head", False and "primer". ``weigh`` is the kernel that weighs keys (None: a softmax).
+    those of Primer are "head", False and "primer". ``weigh`` is the kernel that weighs keys (None: a softmax); with
+    others than softmax and relative ones it takes no segments.
     """
 
-    segments: ClassVar[bool] = True
+    segments: bool = True
 
     def __init__(
         self, width: int, heads: int, *, kernel: int = 3, sharing: Sharing = "channel", conv_bias: bool = True,
@@ -78,6 +79,7 @@ class ConvolvedAttention(MultiHead):
         weigh: Kernel | None = None, dropout: float = 0.0, bias: bool = True, qk_bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, weigh or Softmax(), dropout=dropout, bias=bias, qk_bias=qk_bias)
+        self.segments = isinstance(self.kernel, Softmax | RelativeSoftmax)
         chosen("query_context", query_context, ("memory", "segment"))
         reference = chosen("mode", mode, ("clean", "reference")) == "reference"
         self.query_context: QueryContext = "segment" if reference else query_context

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -70,7 +69,7 @@ class SoftmaxAttention(MultiHead):
     values their dual variables.
     """
 
-    segments: ClassVar[bool] = True
+    segments: bool = True
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
         super().__init__(width, heads, Softmax(), dropout=dropout, bias=bias)

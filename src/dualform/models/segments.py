@@ -1,6 +1,7 @@
 """A language model that reads segment after segment, and remembers what its layers saw (Transformer-XL)."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, ConvAttention, Heads
 from dualform.attention.core import whole_number
-from dualform.attention.positions import sinusoids
+from dualform.attention.positions import TablePositions, sinusoids
 from dualform.errors import SizeError
 
 from .block import Activation, Block
@@ -29,8 +30,9 @@ class SegmentLM(nn.Module):
     sinusoids: a token's place is counted from the oldest one remembered, so where something is forgotten it has a place
     that older ones had too, which is what relative positions were made against.
 
-    The default is the network of RCMHA's released code (Sugiharto et al. 2023, arXiv 2308.03429; its ``reach`` is
-    4096, its memory 32).
+    The default has the sizes of RCMHA's released code (Sugiharto et al. 2023, arXiv 2308.03429), but for its ``reach``
+    of 4096 and memory of 32. There queries are convolved over their segment alone (``mode="reference"`` does it here),
+    and all layers begin as copies of the first.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class SegmentLM(nn.Module):
         super().__init__()
         self.memory = whole_number("memory", memory)
         if positions not in ("sinusoid", "default", None):
-            raise SizeError(f"positions={positions!r} is not known; choose 'sinusoid' or None.")
+            raise SizeError(f"positions={positions!r} is not known; choose 'default', 'sinusoid' or None.")
         self.positions = not attention.startswith("relative") if positions == "default" else positions is not None
         self.embed = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(
@@ -60,16 +62,29 @@ class SegmentLM(nn.Module):
     ) -> tuple[Float[Tensor, "b n v"], Remembered]:
         """The logits of the next token at every place, and what is remembered for the next segment."""
         memories = [None] * len(self.blocks) if state is None or not self.memory else list(state)
-        if len(memories) != len(self.blocks):
-            raise SizeError(f"the state has {len(memories)} layers, and this model {len(self.blocks)}.")
-        if memories[0] is not None and len(memories[0]) != len(tokens):
-            raise SizeError(f"tokens are a batch of {len(tokens)}, and the state is of one of {len(memories[0])}.")
+        self._see_that_it_fits(memories, len(tokens))
         x = self._embedded(tokens, 0 if memories[0] is None else memories[0].shape[1])
         after = []
         for block, memory in zip(self.blocks, memories, strict=True):
             after.append(newest(memory, x, self.memory))
             x = block(x, memory=memory, causal=True)
         return self.head(self.norm(x)), tuple(after)
+
+    def _see_that_it_fits(self, memories: Sequence[Tensor | None], batch: int) -> None:
+        """What each layer remembers: as many tokens in all layers, of this batch, and of the model's width and kind."""
+        if len(memories) != len(self.blocks):
+            raise SizeError(f"the state has {len(memories)} layers, and this model {len(self.blocks)}.")
+        if memories[0] is None:
+            return
+        weight = self.embed.weight
+        expected = (batch, min(memories[0].shape[1], self.memory), weight.shape[1])
+        for layer, each in enumerate(memories):
+            if each is None or each.shape != expected or each.dtype != weight.dtype:
+                kind = "None" if each is None else f"{each.dtype} of {tuple(each.shape)}"
+                raise SizeError(
+                    f"the state of layer {layer} is {kind}, and must be {weight.dtype} of {expected}: (batch, tokens "
+                    f"remembered, at most memory={self.memory}, width), as the last call gave it."
+                )
 
     def _embedded(self, tokens: Int[Tensor, "b n"], remembered: int) -> Float[Tensor, "b n D"]:
         x = self.embed(tokens)
@@ -91,6 +106,12 @@ def see_that_it_reads_on(model: SegmentLM, name: str, attention: Heads) -> None:
         raise SizeError(
             f"the attention '{name}' sees no memory, and this SegmentLM has one of {model.memory}. Take one of {able}, "
             "or memory=0."
+        )
+    position = getattr(attention.kernel, "position", None)
+    if isinstance(position, TablePositions) and position.reach <= model.memory:
+        raise SizeError(
+            f"reach={position.reach} is not more than memory={model.memory}: the oldest tokens would have no position. "
+            f"Build it with a reach of at least {model.memory} and the length of a segment."
         )
 
 
