@@ -198,6 +198,9 @@ parts of the time of the attention itself.
 
 {table(["batch", "tokens", "H", "attention, ms", "norms and shares", "handing out"], added)}
 
+Shares are a few small operations on G numbers, whatever the batch: they count where the attention itself takes a
+millisecond or two, and are a small fraction of it for a batch or a long sequence.
+
 **One more token from a cache** (`layer.step`): microseconds of a step (over a key head for each query head), and
 kilobytes of keys and values.
 

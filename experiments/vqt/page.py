@@ -74,7 +74,7 @@ def transfers() -> str:
             ["target", "tested on", *METHODS],
             [[target, f"{ARCHIVE.values(target, 'linear', 'training', 'tested_on')[0]:,}", *(rate(target, method) for method in METHODS)] for target in targets],
         ),
-        "The last table has the chosen rates: of head and query tokens, and behind the stroke of what learns inside the backbone. Where features are selected, heads are trained at half of it. "
+        "The last table has the chosen rates: of head and query tokens, and behind the stroke of what learns inside the backbone. Where features are selected, heads are trained at half of it; a star is at an edge of what was tried. "
         f"Tried were {tried(FROZEN)} beside a frozen backbone, {tried(LEARNING)} with one that learns.",
     ])  # fmt: skip
 
@@ -93,7 +93,14 @@ def learned(targets: Sequence[str], method: str) -> str:
 def rate(target: str, method: str) -> str:
     """The chosen learning rate."""
     found = ARCHIVE.values(target, method, "training", "rate")
-    return " / ".join(f"{each:g}" for each in found[0] if each) if found else "–"
+    if not found:
+        return "–"
+    tried = list(zip(*METHODS[method]["rates"], strict=True))
+    return " / ".join(
+        f"{each:g}" + ("\\*" if each in (min(of), max(of)) and len({*of}) > 2 else "")
+        for each, of in zip(found[0], tried, strict=True)
+        if each
+    )
 
 
 def verdict(targets: Sequence[str]) -> str:
@@ -192,7 +199,7 @@ propagated through the backbone.
    tuned on 1,000 pictures each of MNIST, CIFAR-10 and scikit-learn's 8 × 8 digits. No number of the paper can be compared with these, and none is quoted.
 2. The paper's text was not at hand either: the method is that of a specification after its abstract and released code. Where the released code keeps
    the graph of the whole backbone, ours does not; both are measured.
-3. 20 epochs of batches of 64 instead of 100 of 128, the first of them at half the rate; four or six learning rates instead of 20 settings, no weight decay, no dropout of queries, a
+3. 20 epochs of batches of 64 instead of 100 of 128, the first of them at half the rate; five or eight learning rates instead of 20 settings, no weight decay, no dropout of queries, a
    fifth of the features kept wherever some are selected; three draws of the labelled pictures instead of five seeds.
 4. The head over features of all layers is in the manner of Head2Toe, not its code: four activations a layer, averaged over tokens."""
 

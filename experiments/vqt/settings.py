@@ -65,9 +65,9 @@ class CostSettings:
     seed: int = 0
 
 
-FROZEN = tuple((rate, 0.0) for rate in (0.1, 0.03, 0.01, 0.003))
-LEARNING = tuple((outside, inside) for outside in (0.03, 0.003) for inside in (3e-3, 1e-3, 3e-4))
-"""Learning rates that are tried: four beside a frozen backbone, six with one that learns."""
+FROZEN = tuple((rate, 0.0) for rate in (1.0, 0.3, 0.1, 0.03, 0.01))
+LEARNING = tuple((outside, inside) for outside in (0.1, 0.03) for inside in (1e-2, 3e-3, 1e-3, 3e-4))
+"""Learning rates that are tried: five beside a frozen backbone, eight with one that learns."""
 METHODS: dict[str, dict] = {
     "linear": {"rates": FROZEN},
     "linear-unit": {"rates": FROZEN},

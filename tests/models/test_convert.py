@@ -245,6 +245,56 @@ def test_timm_itself_gives_the_same_logits():
     torch.testing.assert_close(theirs(pictures()), vit()(pictures()))
 
 
+# ---------------------------------------------------------------- Hugging Face
+
+
+OLD = [
+    ("vit.layers.", "vit.encoder.layer."), (".attention.q_proj.", ".attention.attention.query."),
+    (".attention.k_proj.", ".attention.attention.key."), (".attention.v_proj.", ".attention.attention.value."),
+    (".attention.o_proj.", ".attention.output.dense."), (".mlp.fc1.", ".intermediate.dense."),
+    (".mlp.fc2.", ".output.dense."),
+]  # fmt: skip
+"""What files of the hub call what the present classes call otherwise."""
+
+
+@pytest.mark.parametrize("names", ["classes", "hub", "bare"])
+def test_hugging_faces_vit_gives_the_same_logits(names):
+    """By the names of its classes, of files of its hub, and of a backbone without a classifier."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=6, intermediate_size=36, image_size=12, patch_size=4,
+        num_channels=2, num_labels=3,
+    )  # fmt: skip
+    theirs = transformers.ViTForImageClassification(config).double().eval()
+    for each in theirs.parameters():
+        nn.init.normal_(each, std=0.2)
+    ours = vit(norm_eps=config.layer_norm_eps)
+    state = dict(theirs.state_dict())
+    if names == "hub":
+        for new, old in OLD:
+            state = {name.replace(new, old): each for name, each in state.items()}
+        assert "vit.encoder.layer.1.attention.attention.query.weight" in state
+    if names == "bare":
+        bare = {name.removeprefix("vit."): each for name, each in state.items() if not name.startswith("classifier")}
+        found = ours.load_state_dict(bare | {"pooler.dense.weight": torch.zeros(24, 24)}, strict=False)
+        assert found.missing_keys == ["head.weight", "head.bias"] and not found.unexpected_keys
+        expected = theirs.vit(pictures()).last_hidden_state
+        torch.testing.assert_close(ours.features(pictures()), expected, atol=1e-10, rtol=0)
+        return
+    ours.load_state_dict(state)
+    torch.testing.assert_close(ours(pictures()), theirs(pictures()).logits, atol=1e-10, rtol=0)
+    grouped = vit("gqa", groups=2, norm_eps=config.layer_norm_eps)
+    grouped.load_state_dict(state)
+    torch.testing.assert_close(grouped(pictures()), convert(ours, "gqa", groups=2)(pictures()), atol=1e-10, rtol=0)
+
+
+def test_parts_that_are_not_known_are_not_dropped():
+    state = {"embeddings.cls_token": torch.zeros(1, 1, 24), "encoder.layer.0.adapter.weight": torch.zeros(2)}
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.layer\.0\.adapter\.weight"):
+        vit().load_state_dict(state)
+
+
 # ---------------------------------------------------------------- learning
 
 

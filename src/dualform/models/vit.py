@@ -10,6 +10,7 @@ from dualform.attention.core import exact_ratio
 from dualform.errors import SizeError
 
 from .block import Block
+from .names import from_hf
 
 
 class PatchEmbed(nn.Module):
@@ -36,11 +37,14 @@ class ViT(nn.Module):
 
     ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Convolutions are told
     of the grid, and they and pooled heads of the class token; ``grid=(side, side)`` pools in blocks of the picture.
+
+    State dicts of timm and of Hugging Face's ViT load as they are; the latter is trained with ``norm_eps=1e-12``.
     """
 
     def __init__(
         self, size: int, patch: int, *, channels: int = 3, classes: int, width: int = 192, heads: int = 3,
-        layers: int = 12, ratio: float = 4.0, attention: str = "softmax", dropout: float = 0.0, **options: Any,
+        layers: int = 12, ratio: float = 4.0, attention: str = "softmax", dropout: float = 0.0, norm_eps: float = 1e-6,
+        **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         side = exact_ratio("size", size, "patch", patch)
@@ -52,12 +56,13 @@ class ViT(nn.Module):
         self.pos_drop = nn.Dropout(dropout)
         options = about_tokens(attention, side) | options
         self.blocks = nn.ModuleList(
-            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, norm_eps=1e-6, **options)
+            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, norm_eps=norm_eps, **options)
             for _ in range(layers)
         )
-        self.norm, self.head = nn.LayerNorm(width, 1e-6), nn.Linear(width, classes)
+        self.norm, self.head = nn.LayerNorm(width, norm_eps), nn.Linear(width, classes)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         nn.init.normal_(self.cls_token, std=1e-6)
+        self.register_load_state_dict_pre_hook(from_hf)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         """The logits of each picture."""

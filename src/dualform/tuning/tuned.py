@@ -177,7 +177,7 @@ def see_that_it_is_a_vit(backbone: object) -> None:
     if not isinstance(backbone, ViT):
         raise SizeError(
             f"the backbone is a {type(backbone).__name__}, and must be a dualform.models.ViT. Build one of the same "
-            "shape and load the weights: state dicts with timm's names fit as they are."
+            "shape and load the weights: state dicts of timm and of Hugging Face's ViT fit as they are."
         )
 
 
