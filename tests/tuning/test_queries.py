@@ -560,3 +560,18 @@ def test_what_does_not_fit_is_refused():
         tuned(1, dropout=1.0)
     with pytest.raises(SizeError, match="nothing in this ViT is trained"):
         trained_parameters(backbone().requires_grad_(False))
+
+
+def test_a_change_of_low_rank_is_that_of_peft():
+    """The same change in the same places, in a real peer's classes."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["query", "value"], init_lora_weights=False)
+    theirs = peft.inject_adapter_in_model(config, backbone()).double()
+    ours, x = with_lora(backbone(), 3, alpha=6.0), pictures()
+    for block, other in zip(ours.blocks, theirs.blocks, strict=True):
+        for name in ("query", "value"):
+            mine, adapted = (each.get_submodule(f"attn.{name}") for each in (block, other))
+            mine.get_submodule("down").load_state_dict(adapted.get_submodule("lora_A.default").state_dict())
+            mine.get_submodule("up").load_state_dict(adapted.get_submodule("lora_B.default").state_dict())
+    torch.testing.assert_close(ours.features(x), theirs.features(x), atol=1e-10, rtol=0)
+    assert not torch.allclose(ours.features(x), backbone().features(x))
