@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dualform import data
 from dualform.errors import DataNotFound
@@ -59,6 +60,21 @@ def test_the_page_on_tuning_runs(tmp_path, monkeypatch, capsys):
     for code in blocks(page, "python"):
         exec(compile(code, "tuning.md", "exec"), names)
     assert "(" in capsys.readouterr().out and names["small"].head.in_features == 396  # type: ignore[attr-defined]
+
+
+def test_the_example_of_tuning_prints_what_its_page_shows(tmp_path, monkeypatch, capsys):
+    """On another processor other pictures may come first; what is claimed is that queries help and parts add up."""
+    pytest.importorskip("mlxtend", reason="the extra demo is not installed")
+    monkeypatch.chdir(tmp_path)
+    shown = blocks((ROOT / "docs" / "tuning.md").read_text(encoding="utf-8"))[-1]
+    threads = torch.get_num_threads()
+    runpy.run_path(str(ROOT / "examples" / "tuning.py"))
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", shown)
+    first, probe, queries, still = (float(line.split("%")[0].split()[-1]) for line in printed.splitlines()[:4])
+    assert first == still > 90 and queries > probe + 5
+    assert abs(float(NUMBER.findall(printed.splitlines()[8])[-1])) < 1e-4
 
 
 def test_the_page_on_attention_runs():
