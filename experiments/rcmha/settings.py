@@ -90,7 +90,7 @@ def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
 CHARACTERS = Settings("characters")
 CONV = replace(CHARACTERS, attention="relative-conv", peak=PEAK["relative-conv"])
 TRIAL = replace(CHARACTERS, updates=600, validated=50_000, valid_from=300_000)
-WORDS = Settings("words", batch=8, layers=2, updates=700, warmup=150, peak=6e-3, validated=50_000)
+WORDS = Settings("words", batch=8, layers=2, updates=500, warmup=120, peak=6e-3, validated=50_000)
 RECORDED = Settings(
     "characters", width=32, layers=1, hidden=64, segment=32, memory=32, batch=8, updates=400, warmup=100, peak=5e-3,
     validated=20_000,
