@@ -127,11 +127,10 @@ def test_padded_tokens_have_no_say(name, mode):
         for _ in range(2):
             each(**given)
     assert torch.equal(one.allocate(x, padding=gone), held.allocate(x[:, :4]))
-    whole = copy.deepcopy(one)
-    whole(x), whole(x)
-    assert name == "dgqa" or not torch.equal(one.allocate(x), held.allocate(x[:, :4]))
     if name == "dgqa":
         close(one.cache, held.cache)
+    else:
+        assert not torch.equal(one.allocate(x), held.allocate(x[:, :4]))
 
 
 def test_what_is_attended_to_decides():

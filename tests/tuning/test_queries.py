@@ -511,7 +511,8 @@ def test_backbones_that_queries_would_change_are_refused():
     assert tuned(2, vit=learning)(pictures()).isfinite().all()
     with pytest.raises(SizeError, match="query tokens would count as passes"):
         tuned(2, vit=backbone(attention="dgqa", groups=2, mode="reference"))
-    for options in ({"mode": "reference"}, {"train_only": False}):
+    noisy: list[dict[str, Any]] = [{"mode": "reference"}, {"train_only": False}]
+    for options in noisy:
         with pytest.raises(SizeError, match=r"'pgqa' has noise in evaluation too.*train_only=True"):
             tuned(2, vit=backbone(attention="pgqa", groups=2, **options))
     tuned(2, vit=backbone(attention="pgqa", groups=2, train_only=False, scale=0.0))
