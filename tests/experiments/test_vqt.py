@@ -16,6 +16,7 @@ from dualform.tuning import VisualQueryTuning
 paper("vqt")  # puts the source tree on the path
 
 from experiments import measure  # noqa: E402
+from experiments.page import gain  # noqa: E402
 from experiments.vqt import cost, methods, page, results, settings  # noqa: E402
 from experiments.vqt.pictures import labelled, pictures  # noqa: E402
 
@@ -135,6 +136,19 @@ def test_visual_query_tuning_needs_at_most_a_third_of_the_memory_of_fine_tuning(
     for key in ("kept_megabytes", "grown_megabytes"):
         assert costs["vqt-1"][key] <= costs["full"][key] / 3
         assert costs["vqt-10, released"][key] > costs["full"][key] / 2
+
+
+def test_queries_are_above_the_linear_probe_on_two_transfers_of_three():
+    """By more than chance, draw by draw, whether the class token is normalised or not."""
+    if len(page.there()) < len(settings.TARGETS):
+        pytest.skip("not all transfers were run")
+    above = 0
+    for target in settings.TARGETS:
+        gains = [
+            gain(*(page.accuracies(target, each) for each in (base, "vqt-5"))) for base in ("linear", "linear-unit")
+        ]
+        above += all(found is not None and found[0] > found[1] for found in gains)
+    assert above >= 2
 
 
 @pytest.mark.parametrize("target", settings.TARGETS)
