@@ -76,7 +76,7 @@ AnySettings = Settings | CountSettings | CostSettings | CopySettings
 
 
 PEAK = dict.fromkeys(FOUR, 1e-2)
-ALONE = dict.fromkeys(FOUR, 1e-2)
+ALONE = {**PEAK, "relative-conv": 2e-2}
 """Learning rates by attention, with a memory and without: of those tried in ``peaks`` the best, for characters."""
 TRIED = (2e-3, 5e-3, 1e-2, 2e-2)
 
