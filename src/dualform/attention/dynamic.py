@@ -69,7 +69,9 @@ class DynamicAttention(Allocating):
 
     def begin_anew(self) -> None:
         """Forget the past: an even allocation, with no pass behind it."""
-        for name, each in fresh(self.heads, self.kv_heads).items():
+        with self.allocation.device:
+            new = fresh(self.heads, self.kv_heads)
+        for name, each in new.items():
             self.get_buffer(name).copy_(each)
 
     def begin_epoch(self) -> None:
@@ -97,7 +99,7 @@ class DynamicAttention(Allocating):
         if int(self.passes) % self.window == 0:
             norms = head_norms(k, padding).mean(0)
             before = self.cache.to(norms.dtype)
-            if self.kind == "ema":  # with nothing before the first norms there was to go by
+            if self.kind == "ema":  # the first norms that there are stand for themselves
                 weights = after = self.beta * norms + (1 - self.beta) * before if bool(before.any()) else norms
             else:
                 weights, after = (norms - before).abs(), norms

@@ -13,7 +13,7 @@ PARTS = (
 IN_BLOCKS = (
     (r"layernorm_before\.(\w+)", r"norm1.\1"),
     (r"layernorm_after\.(\w+)", r"norm2.\1"),
-    (r"attention\.(?:attention\.(query|key|value))\.(\w+)", r"attn.\1.\2"),
+    (r"attention\.attention\.(query|key|value)\.(\w+)", r"attn.\1.\2"),
     (r"attention\.q_proj\.(\w+)", r"attn.query.\1"),
     (r"attention\.k_proj\.(\w+)", r"attn.key.\1"),
     (r"attention\.v_proj\.(\w+)", r"attn.value.\1"),
