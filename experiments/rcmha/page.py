@@ -56,7 +56,7 @@ def learned() -> str:
         f"Mean ± sample deviation over {NETWORKS} networks, each after its last update; none is selected. Losses are in nats, means over "
         "tokens; accuracy is the share of next tokens that are guessed. Training figures are of the last 100 updates, each before its step. All variants have the same settings but for the learning rate, "
         "which was chosen for each attention by short trials on another stretch of the validation text (below). `…-alone`: nothing is remembered. `relative-conv-reference`: queries are convolved over the "
-        "segment alone, as in the released code.",
+        "segment alone, as in the released code. `…-scaled`: embeddings begin smaller and are multiplied by √D, as those of MHA and MDHA are, so that with Adam they learn faster; without it the comparison of words is one of embeddings, too.",
         *parts,
     ])  # fmt: skip
 
@@ -66,8 +66,8 @@ def by_counts(experiment: str) -> str:
     measured = values("counts", experiment, "counts")
     if not measured:
         return ""
-    told = (f"{each} {measured[0][each]['bits']:.3f} bits (perplexity {measured[0][each]['perplexity']:,.1f})" for each in ("frequencies", "pairs"))  # fmt: skip
-    return f"For comparison, counts of the whole training text alone, on the same {measured[0]['tokens']:,} {experiment}: {' and of neighbours '.join(told)}."
+    told = [f"{measured[0][each]['bits']:.3f} bits (perplexity {measured[0][each]['perplexity']:,.1f})" for each in ("frequencies", "pairs")]  # fmt: skip
+    return f"For comparison, counts of the whole training text on the same {measured[0]['tokens']:,} {experiment}: {told[0]} by frequencies, {told[1]} by pairs of neighbours."
 
 
 def about(experiment: str) -> str:

@@ -111,7 +111,13 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
             "relative-conv-reference": replace(CONV, options={"mode": "reference"}),
         },
     ),
-    "words": over(WORDS),
+    "words": over(
+        WORDS,
+        **{
+            f"{name}-scaled": replace(WORDS, attention=name, options={"scaled": True})
+            for name in ("relative", "relative-conv")
+        },
+    ),
     "copying": {name: CopySettings(name) for name in FOUR},
     "recorded": over(RECORDED),
     "costs": {"all": CostSettings()},

@@ -30,14 +30,16 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_the_network_written_out(name):
+@pytest.mark.parametrize("scaled", [None, False, True])
+def test_the_network_written_out(name, scaled):
     """Spec §4 and §5: embeddings, with positions if there are no relative ones, pre-norm layers, a last norm."""
-    model, tokens = lm(name), torch.randint(11, (3, 6))
-    x = model.embed(tokens)
-    if not name.startswith("relative"):
+    model, tokens = lm(name, scaled=scaled), torch.randint(11, (3, 6))
+    relative = name.startswith("relative")
+    x = model.embed(tokens) * (1 if scaled is False or (scaled is None and relative) else 4)
+    if not relative:
         even = torch.arange(0, 16, 2).double()
         angles = torch.arange(6).double()[:, None] * 10000 ** (-even / 16)
-        x = 4 * x + torch.cat([angles.sin(), angles.cos()], -1)
+        x = x + torch.cat([angles.sin(), angles.cos()], -1)
     for each in model.blocks:
         block: Any = each
         x = x + block.attn(block.norm1(x), causal=True)

@@ -25,10 +25,11 @@ class SegmentLM(nn.Module):
 
     Of every layer the last ``memory`` inputs are kept, oldest first; the next segment attends to them too, behind the
     same normalisation, and no gradient goes back into them. With a memory that holds all of the past, reading in
-    segments is the same as reading at once. ``positions`` "sinusoid" adds sinusoids of the places to embeddings that
-    are multiplied by :math:`\sqrt D`; None adds nothing. "default": relative attentions have None, all others
-    sinusoids: a token's place is counted from the oldest one remembered, so where something is forgotten it has a place
-    that older ones had too, which is what relative positions were made against.
+    segments is the same as reading at once. ``positions`` "sinusoid" adds sinusoids of the places; None adds nothing.
+    "default": relative attentions have None, all others sinusoids: a token's place is counted from the oldest one
+    remembered, so where something is forgotten it has a place that older ones had too, which is what relative positions
+    were made against. ``scaled``: embeddings begin with a deviation of :math:`D^{-1/2}` and are multiplied by
+    :math:`\sqrt D`, so that they are as large as sinusoids, and learn faster; None: where there are sinusoids.
 
     The default has the sizes of RCMHA's released code (Sugiharto et al. 2023, arXiv 2308.03429), but for its ``reach``
     of 4096 and memory of 32. There queries are convolved over their segment alone (``mode="reference"`` does it here),
@@ -37,14 +38,15 @@ class SegmentLM(nn.Module):
 
     def __init__(
         self, tokens: int, *, width: int = 128, heads: int = 8, layers: int = 6, hidden: int = 256,
-        attention: str = "relative-conv", memory: int = 128, positions: Positions = "default", dropout: float = 0.0,
-        activation: Activation = "relu", **options: Any,
+        attention: str = "relative-conv", memory: int = 128, positions: Positions = "default",
+        scaled: bool | None = None, dropout: float = 0.0, activation: Activation = "relu", **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.memory = whole_number("memory", memory)
         if positions not in ("sinusoid", "default", None):
             raise SizeError(f"positions={positions!r} is not known; choose 'default', 'sinusoid' or None.")
         self.positions = not attention.startswith("relative") if positions == "default" else positions is not None
+        self.scaled = self.positions if scaled is None else scaled
         self.embed = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(
             Block(width, heads, hidden, attention=attention, dropout=dropout, activation=activation, **options)
@@ -54,7 +56,7 @@ class SegmentLM(nn.Module):
             if isinstance(each, Heads):
                 see_that_it_reads_on(self, attention, each)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
-        if self.positions:  # so that tokens are as large as sinusoids, behind √D
+        if self.scaled:
             nn.init.normal_(self.embed.weight, std=width**-0.5)
 
     def forward(
@@ -88,10 +90,11 @@ class SegmentLM(nn.Module):
 
     def _embedded(self, tokens: Int[Tensor, "b n"], remembered: int) -> Float[Tensor, "b n D"]:
         x = self.embed(tokens)
+        x = math.sqrt(x.shape[-1]) * x if self.scaled else x
         if not self.positions:
             return x
         places = remembered + torch.arange(tokens.shape[1], device=x.device)
-        return math.sqrt(x.shape[-1]) * x + sinusoids(places, x.shape[-1]).to(x.dtype)
+        return x + sinusoids(places, x.shape[-1]).to(x.dtype)
 
 
 def see_that_it_reads_on(model: SegmentLM, name: str, attention: Heads) -> None:
