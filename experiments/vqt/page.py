@@ -161,9 +161,10 @@ def recorded() -> str:
         for training, asked in zip(
             ARCHIVE.values("recorded", target, "training"), ARCHIVE.values("recorded", target, "asked"), strict=False
         ):
-            own = sum(asked["own_class"]) / sum(asked["total"])
-            rows.append([target, f"{100 * training['accuracy']:.1f}", f"{training['visits']:,}", f"{training['memory_megabytes']:.0f}", f"{max(training['certificate'].values()):.1e}", training["marks"],
-                         f"{asked['off']:.0e}", f"{asked['residual']:.0e}", f"{own:.2f}"])  # fmt: skip
+            own, total = (sum(asked[key]) / len(asked[key]) for key in ("own_class", "total"))
+            rows.append([target, f"{100 * training['accuracy']:.1f}", f"{training['visits']:,}", f"{training['memory_megabytes']:.0f}",
+                         *(f"{training['certificate'][name]:.1e} ({training['floor'][name]:.1e})" for name in ("head.weight", "head.bias")),
+                         training["marks"], f"{asked['off']:.0e}", f"{asked['residual']:.0e}", f"{own:+.0f}", f"{total - own:+.0f}"])  # fmt: skip
             image = ARCHIVE.images / f"recorded-{target}-asked.png"
             if image.exists():
                 figures.append(
@@ -174,9 +175,10 @@ def recorded() -> str:
     return "\n\n".join([
         "## Recorded and asked",
         "The backbone is frozen, so the head is the only linear layer that learns, and its memory is small and complete: a logit is an exact sum over the visits of the transfer set, and what the head began with. Query tokens "
-        "learn too, and are the rest: kept as snapshots, not attributed. `vqt-5`, recorded in float32, Adam at 0.01, 20 epochs of 1,000 pictures. *Off*: the largest difference between the logits rebuilt from the memory and the network's own, on four test "
-        "pictures. *Residual*: parts by class against the layer's own change, relative. *Own class*: what training pictures of the predicted class add, as a share of all that training added.",
-        table(["target", "accuracy, %", "visits", "memory, MB", "certificate", "marks", "off", "residual", "own class"], rows),
+        "learn too, and are the rest: kept as snapshots, not attributed. `vqt-5`, recorded in float32, Adam at 0.01, 20 epochs of 1,000 pictures. *Weights*, *biases*: the certificate, beside it the floor that rounding of training in float32 sets; biases begin at −4.6 and "
+        "hardly move, so that of them is high. *Off*: the largest difference between the logits rebuilt from the memory and the network's own, on four test "
+        "pictures. *Residual*: parts by class against the logit, relative. *Own class*, *all else*: what training pictures of the predicted class add to its logit, mean over the four, and what all others, biases and first weights do.",
+        table(["target", "accuracy, %", "visits", "memory, MB", "weights", "biases", "marks", "off", "residual", "own class", "all else"], rows),
         "In the figures, left a test picture, then where the query tokens of the last layer look (mean over tokens and heads), then the training pictures that add most to its logit over all their visits.",
         *figures,
     ])  # fmt: skip

@@ -42,7 +42,8 @@ def train_recorded(run: Run, backbone: ViT, settings: TransferSettings) -> dict[
     return {
         "accuracy": accuracy(model, test[: settings.tests] if settings.tests else test),
         "certificate": dict(memory.certificate),
-        "rest": list(memory.certificate.rest),
+        "floor": dict(memory.certificate.floor),
+        "rest": [name for name in memory.certificate.rest if not name.startswith("backbone.")],
         "marks": len(memory.certificate.marks),
         "memory_megabytes": sum(f.stat().st_size for f in run.memory.rglob("*") if f.is_file()) / 1e6,
         "visits": len(part.y) * settings.epochs,

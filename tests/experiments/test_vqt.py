@@ -153,5 +153,7 @@ def test_queries_are_above_the_linear_probe_on_two_transfers_of_three():
 
 @pytest.mark.parametrize("target", settings.TARGETS)
 def test_certificates_of_recorded_heads_are_small(target):
-    for certificate in results.ARCHIVE.values("recorded", target, "training", "certificate"):
-        assert max(certificate.values()) <= 1e-4
+    """Of weights; biases begin at −4.6 and hardly move, so what training in float32 rounds them by may be more."""
+    for found in results.ARCHIVE.values("recorded", target, "training"):
+        error, floor = found["certificate"], found["floor"]
+        assert error["head.weight"] <= 1e-5 and error["head.bias"] <= max(1e-4, 2 * floor["head.bias"])
