@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .results import Archive, table
 
@@ -86,13 +86,27 @@ def gain(base: Sequence[float], other: Sequence[float]) -> tuple[float, float] |
     return statistics.mean(gains), STUDENT[count] * statistics.stdev(gains) / count**0.5
 
 
+def side(found: tuple[float, float]) -> Literal["above", "below", "neither"]:
+    """Whether a gain is more than chance, and which way."""
+    return "neither" if abs(found[0]) <= found[1] else "above" if found[0] > 0 else "below"
+
+
+def sides(gains: Mapping[str, tuple[float, float] | None]) -> dict[str, list[str]]:
+    """By the side on which they lie, the names of gains."""
+    found: dict[str, list[str]] = {"above": [], "below": [], "neither": []}
+    for name, each in gains.items():
+        if each is not None:
+            found[side(each)].append(name)
+    return found
+
+
 def gain_over(base: Sequence[float], other: Sequence[float]) -> str:
     """The same as text; bold where it is more than chance."""
     found = gain(base, other)
     if found is None:
         return "–"
     text = f"{found[0]:+.1f} ± {found[1]:.1f}"
-    return f"**{text}**" if abs(found[0]) > found[1] else text
+    return text if side(found) == "neither" else f"**{text}**"
 
 
 def worst_errors(certificate: Mapping[str, float], idle: str = "") -> tuple[float, float]:

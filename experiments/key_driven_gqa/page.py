@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, gain, gain_over, missing_of, times_of, worst_errors
+from experiments.page import Page, gain, gain_over, missing_of, sides, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .results import ARCHIVE
@@ -65,18 +65,16 @@ def answer() -> str:
     """Does key-driven grouping help here? Counted."""
     lines = []
     for task in TASKS:
-        better, worse, alike = [], [], []
-        for variant in variants_of(task):
-            kind = kind_of(variant)
-            if kind in ("mha", "gqa", "mqa"):
-                continue
-            found = gain(*(percent(of(task, name, "accuracy")) for name in (base_of(task, variant), variant)))
-            if found is not None:
-                (alike if abs(found[0]) <= found[1] else better if found[0] > 0 else worse).append(variant)
-        if better or worse or alike:
+        lie = sides({
+            variant: gain(*(percent(of(task, name, "accuracy")) for name in (base_of(task, variant), variant)))
+            for variant in variants_of(task)
+            if kind_of(variant) not in ("mha", "gqa", "mqa")
+        })  # fmt: skip
+        if any(lie.values()):
+            told = {key: ", ".join(each) or "none" for key, each in lie.items()}
             lines.append(
-                f"- **{task}**: above equal groups of the same number by more than chance: {', '.join(better) or 'none'}; below: "
-                f"{', '.join(worse) or 'none'}; neither: {', '.join(alike) or 'none'}."
+                f"- **{task}**: above equal groups of the same number by more than chance: {told['above']}; below: "
+                f"{told['below']}; neither: {told['neither']}."
             )
     if not lines:
         return ""

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from dualform.attention import default_scales, keep_rate
-from experiments.page import Page, gain, missing_of, times_of, worst_errors
+from experiments.page import Page, gain, missing_of, sides, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .cost import formula_flops
@@ -64,21 +64,12 @@ def verdict(tasks: Sequence[str]) -> str:
     """Against softmax attention: on how many tasks a mean lies above or below by more than chance."""
     rows = []
     for name in NAMES[1:]:
-        better, worse, alike, gains = [], [], 0, []
-        for task in tasks:
-            found = gain(accuracy(task, "softmax"), accuracy(task, name))
-            if found is None:
-                continue
-            points, error = found
-            gains.append(points)
-            if abs(points) <= error:
-                alike += 1
-            else:
-                (better if points > 0 else worse).append(task)
-        if gains:
-            rows.append(
-                [name, f"{statistics.mean(gains):+.1f}", ", ".join(better) or "–", ", ".join(worse) or "–", alike]
-            )
+        gains = {task: gain(accuracy(task, "softmax"), accuracy(task, name)) for task in tasks}
+        points = [each[0] for each in gains.values() if each is not None]
+        if points:
+            lie = sides(gains)
+            above, below = (", ".join(lie[key]) or "–" for key in ("above", "below"))
+            rows.append([name, f"{statistics.mean(points):+.1f}", above, below, len(lie["neither"])])
     head = ["attention", "mean gain over softmax, points", "above on", "below on", "neither"]
     return table(head, rows) + (
         "\n\n*Above* and *below*: seed by seed, the mean difference is more than what holds it in 95 % of all cases by Student's t. With three networks each and so "

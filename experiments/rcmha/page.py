@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from experiments.page import Page, gain, missing_of, times_of, worst_errors
+from experiments.page import Page, gain, missing_of, side, sides, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
@@ -125,7 +125,7 @@ def verdict(experiment: str, names: Sequence[str]) -> str:
     for one, two in combinations(names, 2):
         gap = gain(*(found(experiment, name, "valid", "loss") for name in (one, two)))
         if gap is not None and differ_in_one_thing(one, two):
-            lower = "–" if abs(gap[0]) <= gap[1] else one if gap[0] > 0 else two
+            lower = {"neither": "–", "above": one, "below": two}[side(gap)]
             rows.append([f"{one}, {two}", f"{abs(gap[0]):.3f} ± {gap[1]:.3f}", lower])
     if not rows:
         return ""
@@ -165,12 +165,10 @@ def answer() -> str:
         if any(len(each) < NETWORKS for each in losses.values()):
             continue
         order = sorted(FOUR, key=lambda name: statistics.mean(losses[name]))
-        below: dict[str, list[str]] = {"below": [], "above": [], "neither": []}
-        for name in FOUR[:-1]:
-            gap = gain(losses[name], losses["relative-conv"])
-            assert gap is not None
-            below["neither" if abs(gap[0]) <= gap[1] else "below" if gap[0] < 0 else "above"].append(NAMES[name])
-        counted = "; ".join(f"{key} {', '.join(each)}" for key, each in below.items() if each)
+        gaps = {NAMES[name]: gain(losses[name], losses["relative-conv"]) for name in FOUR[:-1]}
+        words = {"below": "below", "above": "above", "neither": "within chance of"}
+        lie = sides(gaps)
+        counted = "; ".join(f"{word} {', '.join(lie[key])}" for key, word in words.items() if lie[key])
         lines.append(f"- **{told}**: {' < '.join(f'{NAMES[name]} {statistics.mean(losses[name]):.3f}' for name in order)}. RCMHA is {counted}.")  # fmt: skip
     if not lines:
         return ""
