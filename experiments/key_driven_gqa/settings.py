@@ -84,7 +84,7 @@ MOST = [name for name in GROUPED if name != "pgqa-mean"]
 EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "checkpoints": {"fashion-mnist": FASHION, "cifar10": CIFAR},
     "fashion-mnist": over(FASHION, {4: list(GROUPED), 2: MOST}),
-    "cifar10": over(CIFAR, {4: SOME}),
+    "cifar10": over(CIFAR, {4: SOME, 2: SOME}),
     "recorded": {
         "mha": Recording(),
         **{name: Recording(name, {"groups": 4, **more}) for name, more in
