@@ -100,6 +100,11 @@ def sides(gains: Mapping[str, tuple[float, float] | None]) -> dict[str, list[str
     return found
 
 
+def helps(before: str, lines: Sequence[str], *after: str) -> str:
+    """The part of a page that says first what came out; nothing where there is nothing yet."""
+    return "\n\n".join(["## Does it help?", before, "\n".join(lines), *after]) if lines else ""
+
+
 def gain_over(base: Sequence[float], other: Sequence[float]) -> str:
     """The same as text; bold where it is more than chance."""
     found = gain(base, other)

@@ -69,6 +69,11 @@ class Run:
             if not self._file(name).exists():
                 self._do(name, work[name])
 
+    def again_without(self, stage: str, weights: Path) -> None:
+        """Let a stage be done again if its weights are missing: of results that are kept, these are not."""
+        if not weights.exists():
+            self._file(stage).unlink(missing_ok=True)
+
     def _do(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
         console.print(f"{self.experiment}, {self.folder.parent.name}, {self.folder.name}: {name} …")
         begin = time.perf_counter()

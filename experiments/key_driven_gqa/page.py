@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, gain, gain_over, missing_of, sides, times_of, worst_errors
+from experiments.page import Page, gain, gain_over, helps, missing_of, sides, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .results import ARCHIVE
@@ -76,15 +76,12 @@ def answer() -> str:
                 f"- **{task}**: above equal groups of the same number by more than chance: {told['above']}; below: "
                 f"{told['below']}; neither: {told['neither']}."
             )
-    if not lines:
-        return ""
-    return "\n\n".join([
-        "## Does it help?",
+    return helps(
         f"After uptraining, against `gqa` with as many groups, {NETWORKS} networks each:",
-        "\n".join(lines),
+        lines,
         "With so few networks and so many comparisons some such differences are chance; nothing more is claimed.",
         *filter(None, map(reading, TASKS)),
-    ])  # fmt: skip
+    )
 
 
 def reading(task: str) -> str:

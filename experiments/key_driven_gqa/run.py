@@ -45,7 +45,6 @@ def uptrain(run: Run, settings: Uptraining, options: Options) -> dict[str, Any]:
 def trained(run: Run, settings: Start) -> Path:
     """The checkpoint of a network with multi-head attention; it is trained where it is missing."""
     checkpoint = checkpoint_in(run.folder)
-    if not checkpoint.exists():  # of results that are kept, the weights are not
-        (run.folder / "training.json").unlink(missing_ok=True)
+    run.again_without("training", checkpoint)
     run.stages({"training": partial(train_start, run, settings)})
     return checkpoint

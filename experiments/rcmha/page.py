@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from experiments.page import Page, gain, missing_of, side, sides, times_of, worst_errors
+from experiments.page import Page, gain, helps, missing_of, side, sides, times_of, worst_errors
 from experiments.results import DOCS, spread, table
 
 from .copying import ENOUGH
@@ -170,14 +170,11 @@ def answer() -> str:
         lie = sides(gaps)
         counted = "; ".join(f"{word} {', '.join(lie[key])}" for key, word in words.items() if lie[key])
         lines.append(f"- **{told}**: {' < '.join(f'{NAMES[name]} {statistics.mean(losses[name]):.3f}' for name in order)}. RCMHA is {counted}.")  # fmt: skip
-    if not lines:
-        return ""
-    return "\n\n".join([
-        "## Does it help?",
+    return helps(
         f"Mean validation losses of {NETWORKS} networks, the lowest first, and where RCMHA lies by more than chance (95 %, seed by seed):",
-        "\n".join(lines),
+        lines,
         "Relative positions and convolutions both help against plain attention, and do much of the same: what one brings beside the other is little here.",
-    ])  # fmt: skip
+    )
 
 
 def copied() -> str:

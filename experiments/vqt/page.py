@@ -6,7 +6,7 @@ python -m experiments.vqt.page [--runs runs/vqt] [--restore]
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.page import Page, gain, gain_over, missing_of, sides, times_of
+from experiments.page import Page, gain, gain_over, helps, missing_of, sides, times_of
 from experiments.results import DOCS, spread, table
 
 from .cost import WAYS
@@ -54,14 +54,11 @@ def answer() -> str:
             told = "; ".join(f"{word} on {', '.join(each)}" for word, each in sides(gains).items() if each)
             if told:
                 lines.append(f"- `{method}` beside `{base}`: {told}.")
-    if not lines:
-        return ""
-    return "\n\n".join([
-        "## Does it help?",
+    return helps(
         "Test accuracy after tuning with 1,000 labelled pictures; above or below by more than chance (95 %, draw by draw):",
-        "\n".join(lines),
+        lines,
         "That is of a small backbone, trained on clothes, and of three small tasks; no more is claimed.",
-    ])  # fmt: skip
+    )
 
 
 def about_the_backbone() -> str:

@@ -37,8 +37,7 @@ def reproduce(experiment: str, options: Options) -> None:
 def stages(experiment: str, run: Run, settings: Any, options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
     """What is done in a run."""
     if isinstance(settings, BackboneSettings):
-        if not (run.folder / backbone.FILE).exists():  # of results that are kept, the weights are not
-            (run.folder / "training.json").unlink(missing_ok=True)
+        run.again_without("training", run.folder / backbone.FILE)
         return {"training": partial(backbone.train_backbone, run, settings)}
     if isinstance(settings, CostSettings):
         return {"cost": partial(measure, settings)}

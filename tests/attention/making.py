@@ -19,6 +19,12 @@ def layer(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     return build(name, width, heads, **options).double().train(name not in ("dgqa", "pgqa"))
 
 
+def named_by_timm(plain: Any) -> dict[str, Tensor]:
+    """The weights of a softmax layer under the names of timm, without the bias of queries, keys and values."""
+    fused = torch.cat([plain.query.weight, plain.key.weight, plain.value.weight])
+    return {"qkv.weight": fused, "proj.weight": plain.out.weight, "proj.bias": plain.out.bias}
+
+
 def ordered(name: str, width: int = 12, heads: int = 4, **options) -> Any:
     """The same, fit to be causal."""
     return layer(name, width, heads, **({"one_sided": True} if name.startswith("conv1d") else {}), **options)

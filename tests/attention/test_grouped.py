@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from making import close, layer, random
+from making import close, layer, named_by_timm, random
 from torch import Tensor, nn
 
 from dualform.attention import GroupedQueryAttention, build, load_from
@@ -231,10 +231,7 @@ def test_attention_of_timm_is_loaded_by_its_names(name, bias):
     if not bias:
         for part in (plain.query, plain.key, plain.value):
             nn.init.zeros_(part.bias)
-    state = {
-        "qkv.weight": torch.cat([plain.query.weight, plain.key.weight, plain.value.weight]),
-        "proj.weight": plain.out.weight, "proj.bias": plain.out.bias,
-    }  # fmt: skip
+    state = named_by_timm(plain)
     if bias:
         state["qkv.bias"] = torch.cat([plain.query.bias, plain.key.bias, plain.value.bias])
     before, made = dict(state), layer(name)

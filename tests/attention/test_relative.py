@@ -9,7 +9,7 @@ import torch
 from helpers import unchecked
 from hypothesis import given
 from hypothesis import strategies as st
-from making import close, layer, random
+from making import close, layer, named_by_timm, random
 from torch import Tensor, nn
 
 from dualform.attention import BatchNormAttention, Cache, ConvolvedAttention, build, load_from
@@ -342,10 +342,7 @@ def test_weights_of_timm_get_the_biases_that_a_layer_has(qk_bias):
     plain, x = layer("softmax"), random(2, 5, 12)
     for part in (plain.query, plain.key, plain.value):
         nn.init.zeros_(part.bias)
-    state = {
-        "qkv.weight": torch.cat([plain.query.weight, plain.key.weight, plain.value.weight]),
-        "proj.weight": plain.out.weight, "proj.bias": plain.out.bias,
-    }  # fmt: skip
+    state = named_by_timm(plain)
     one = layer("relative", qk_bias=qk_bias)
     found = one.load_state_dict(state, strict=False)
     assert not found.unexpected_keys and all(key.startswith("kernel.") for key in found.missing_keys)
