@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from dualform.errors import UnsupportedLayer
 
+from .hook import Hook
 from .kind import Found, Key, Map, Point, Watch, argument, kept, point_of
 
 Projection = tuple[Tensor, Tensor, Tensor]
@@ -172,6 +173,6 @@ class Multihead:
                     watch(MultiheadCall(module, uses, batch), points)
 
         return [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, prepend=True, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            module.register_forward_hook(Hook(after), prepend=True, with_kwargs=True, always_call=True),
         ]
