@@ -16,7 +16,7 @@ from torch import Tensor, optim
 
 from dualform.attend import Agreement, State, agreement, move, precondition
 from dualform.errors import NoteError, QueryError
-from dualform.memory import LedgerState, of_columns, parts_of, piece_of
+from dualform.memory import LedgerState, gradient_from
 from dualform.rules import Rule
 from dualform.types import LayerInfo, Transition
 
@@ -247,16 +247,8 @@ class Book:
 def _product(layer: LayerInfo, account: Account, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
     """What some rows put into the gradient of a parameter."""
     dtype, shape = account.weight.dtype, account.weight.shape[1:]
-    error = error.detach().to("cpu", dtype)
-    if account.name not in layer.weights:
-        return error.sum(0)
-    piece = piece_of(layer, account.name)
-    if layer.indexed:
-        out = error.new_zeros(piece.end - piece.begin, layer.d_out)
-        return out.index_add_(0, key[:, 0].cpu().long(), error).reshape(shape)
-    key = key.detach().to("cpu", dtype)
-    found = [error[:, e].mT @ key[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
-    return of_columns(piece, found[0] if len(found) == 1 else torch.cat(found), shape)
+    key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
+    return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
 
 
 def states_by_name(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:

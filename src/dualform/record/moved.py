@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from dualform.memory import ParameterStep
 from dualform.types import Transition
@@ -27,6 +28,8 @@ class Moved:
     """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
     bare: bool
     """Whether it has a gradient that no slots of this process made."""
+    probe: Tensor
+    """The gradient as the step uses it, seen through its probe."""
     sample: bytes = b""
     state_sample: bytes = b""
 

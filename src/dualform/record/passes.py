@@ -28,12 +28,6 @@ from .plan import Plan, Recorded, Use
 from .ranks import Ranks
 from .stage import SHARD_BYTES, Slots, Stage
 
-CHECKED, AT_FIRST = 12, 3
-"""In every backward pass one parameter in so many is checked, in turn; more of them in the first passes."""
-
-FIRST = 64
-"""Passes that count as the first."""
-
 
 class Forward(NamedTuple):
     """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
@@ -82,7 +76,6 @@ class Passes:
             if layer.keep != "ledger"
         }
         self._desk = Desk()
-        self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
 
     def hook(self) -> list[Any]:
@@ -136,7 +129,6 @@ class Passes:
         under_way = self._tasks.get(task)
         if under_way is None:
             under_way = self._tasks[task] = UnderWay()
-            self._turn += 1
             _at_the_end(partial(self._ended if self.ranks.alone else self._after_others, task))
         known = under_way.calls.get(id(forward))
         if known is None:
@@ -144,9 +136,7 @@ class Passes:
             for mine in forward.trained:
                 for follower in mine:
                     if follower not in under_way.opened:
-                        every = AT_FIRST if self._turn <= FIRST else CHECKED
-                        checked = (len(under_way.opened) + self._turn) % every == 0
-                        under_way.opened[follower] = follower.begin(checked)
+                        under_way.opened[follower] = follower.begin()
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
 
@@ -192,8 +182,10 @@ class Passes:
             stage = self._stages[layer.name]
             rooms = stage.take(slots, key, error, self.arena)
             self.bytes += len(key) * stage.row_bytes
+        sizes = _norm(error) ** 2, 1.0 if layer.indexed else _norm(key) ** 2 / len(key)
         for follower, opened in users:
-            follower.call(opened, slots, key, error)
+            power = sizes[0] * sizes[1] if follower.name in layer.weights else sizes[0]
+            follower.call(opened, slots, key, error, power)
         return slots, rooms
 
     def _encode(self, new: Sequence[tuple[Slots, list[Room]]]) -> None:
@@ -202,6 +194,10 @@ class Passes:
         for slots, rooms in new:
             slots.finite = all([next(finite) for _ in rooms])
             slots.run.follow(slots.begin, slots.end)
+
+
+def _norm(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows))
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
 
-from .audit import Found, audit
-from .gradients import Follower
+from .audit import NO_PRODUCT, Found, audit, not_products, probed
+from .gradients import Follower, Probed
 from .marks import Marks
 from .meeting import Meeting, Said, glance
 from .moved import Moved, New, factors_of, line_of, new_batches, scales_of
@@ -177,6 +178,7 @@ class Shelf:
         new = new_batches(steps)
         meeting = None if self.ranks.alone else self._talk(steps, new)
         found = self._audit(steps, meeting)
+        sums = self._probe(steps, found, meeting)
         self._number_visits(new, meeting)
         lines: list[tuple[int, ParameterStep]] = []
         used: list[Used] = []
@@ -188,7 +190,7 @@ class Shelf:
                 if each.follower.name not in self.passes.book.accounts
             ]
             used += [Used(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
-        self.proof.take(lines, used)
+        self.proof.take(lines, used, {(step, follower.name): each.numbers for (step, follower), each in sums.items()})
         if self.ranks.first:
             self.pending.steps += lines
         for each in used:
@@ -242,6 +244,29 @@ class Shelf:
             if meeting is not None:
                 follower.look_at(meeting.looks(follower.name))
         return found
+
+    def _probe(
+        self, steps: Iterable[tuple[int, Sequence[Moved]]], found: Mapping[tuple[int, Follower], Found],
+        meeting: Meeting | None,
+    ) -> dict[tuple[int, Follower], Probed]:  # fmt: skip
+        """What slots put into the gradients, seen through their probes; mark a gradient that is something else."""
+        sums: dict[tuple[int, Follower], Probed] = {}
+        looks: dict[Follower, list[tuple[int, float, Tensor]]] = {}
+        for step, moved in steps:
+            here = [found[step, each.follower] for each in moved]
+            for each, about, scale in zip(moved, here, scales_of(here), strict=True):
+                own = about.factors if len(about.factors) == len(each.passes) else [1.0] * len(each.passes)
+                sums[step, each.follower] = probed(each.follower, each.passes, own)
+                if not (about.marked or each.bare):
+                    looks.setdefault(each.follower, []).append((step, scale, each.probe))
+        if meeting is not None:
+            meeting.add_up(sums, self.passes.followers)
+        for follower, looked in looks.items():
+            numbers, scales, probes = zip(*looked, strict=True)
+            wrong = not_products([sums[step, follower] for step in numbers], scales, probes)
+            for i in np.flatnonzero(wrong):
+                self.marks("not-a-product", follower.name, NO_PRODUCT, numbers[i])
+        return sums
 
     def _call(self, used: Used) -> Call:
         """A call with the visits of its rows, if its leading axes tell which."""

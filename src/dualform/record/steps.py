@@ -26,9 +26,6 @@ from .plan import Plan
 from .samples import Samples
 from .shelf import Shelf
 
-LOOKED_AT = 1 << 12
-"""Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
-
 
 class Steps:
     """Watches the optimisers. A step counts when it is over."""
@@ -94,12 +91,13 @@ class Steps:
                 if parameter.grad is None:
                     follower.passes = []
                     continue
-                bare = self._look_at(follower, parameter.grad)
+                probe = self._look_at(follower, parameter.grad)
+                bare = not follower.passes and bool(parameter.grad.any())
                 settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
                 if settings != self._last[1] or rule is not self._rule:  # most steps are alike
                     self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
                 transition, settings = self._last
-                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
+                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare, probe))
                 if follower.name in self.book.accounts:
                     assert transition is not None
                     state = optimizer.state.get(parameter, {})
@@ -113,12 +111,14 @@ class Steps:
         others = self._together and all(each is not optimizer for each in self._together)
         return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
 
-    def _look_at(self, follower: Follower, grad: Tensor) -> bool:
-        """See that a gradient is finite, and whether it came from nowhere."""
-        finite = follower.entries is None or follower.entries.seen.finite(follower.read(grad))
-        if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
+    def _look_at(self, follower: Follower, grad: Tensor) -> Tensor:
+        """Read a gradient: its watched entries, and the probe of it whole, in which NaN or infinity shows."""
+        if follower.watched is not None:
+            follower.read(grad)
+        probe = follower.probe.of_gradient(grad)
+        if not all_finite(probe) and not bool(grad.isfinite().all()):
             raise self._not_finite(f"the gradient of '{follower.name}' holds")
-        return not follower.passes and bool(grad.any())
+        return probe
 
     def _look_at_slots(self, staged: Sequence[Moved]) -> None:
         batches = {}

@@ -125,14 +125,15 @@ class Tape:
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step)
             self._notes = Notes(manifest.columns if manifest.shards else None)
-            followers = {name: Follower(name, plan.parameter(name), ranks.alone) for name in plan.followed}
+            followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
             book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
             self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks)
             rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
-            proof = Proof(plan, store, step, ranks)
+            probes = {name: follower.probe for name, follower in followers.items()}
+            proof = Proof(plan, store, step, ranks, probes)
             writer = Writer(folder, manifest)
             undo.callback(writer.stop)
             stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
