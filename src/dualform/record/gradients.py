@@ -104,6 +104,8 @@ class Opened:
     passes: int
     checked: bool
     slots: list[Slots] = field(default_factory=list)
+    left_over: bool = False
+    """Whether something was there already, though no pass is known that left it."""
     terms: list[Terms] = field(default_factory=list)
     calls: list[tuple[LayerInfo, Tensor, Tensor]] = field(default_factory=list)
     """Inputs and errors themselves, as long as it is not known where to look."""
@@ -129,7 +131,8 @@ class Follower:
         now = self.read(grad) if self.entries is not None else None
         if self.passes and self._was_zeroed(grad, now):
             self.passes = []
-        return Opened(grad, grad._version, now, len(self.passes), checked)
+        unseen = now is None and not self.passes and bool(grad.any())  # a backward pass that was broken off?
+        return Opened(grad, grad._version, now, len(self.passes), checked, left_over=unseen)
 
     def call(self, opened: Opened, slots: Slots, key: Tensor, error: Tensor) -> None:
         """A call of the layer is a part of the pass."""
@@ -155,7 +158,8 @@ class Follower:
             entries, before, checked = self._choose(grad), None, False  # look where the gradient is not zero
             after = entries.seen.of(grad)
         terms = opened.terms + [entries.terms(*call) for call in opened.calls] if checked else None
-        left_over = not self.passes and before is not None and not entries.seen.zero(before)
+        seen = before is not None and not entries.seen.zero(before)
+        left_over = opened.left_over or (seen and not self.passes)
         self.passes.append(Pass(entries, before, after, opened.slots, terms, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []
