@@ -189,16 +189,24 @@ def with_shard(
     known = shard.certificate
     certificate = None if known is None else {"step": shard.last, "parameters": certificate_lines(known)}
     visits = sum(len(columns["visit"]) for columns in shard.visits)
-    entry = Shard(shard.number, 1 if shard.replaces else shard.first, shard.last, visits, slots, files)
     older = [each for each in manifest.ledgers if each.step < shard.last]
+    before = _before(manifest, older[-1:]) if shard.replaces else manifest.shards
+    first = min(before[-1].last + 1 if before else 1, shard.last) if shard.replaces else shard.first
+    entry = Shard(shard.number, first, shard.last, visits, slots, files)
     return replace(
         manifest,
-        shards=(entry,) if shard.replaces else (*manifest.shards, entry),
+        shards=(*before, entry),
         ledgers=manifest.ledgers if ledger is None else (*older[-1:], ledger),
         marks=shard.marks,
         columns=dict(shard.columns),
         certificate=certificate,
     )
+
+
+def _before(manifest: Manifest, ledgers: Sequence[LedgerEntry]) -> tuple[Shard, ...]:
+    """The shards of a ledger alone that are still needed: what was kept whole with the ledger before the last."""
+    kept = [shard for shard in manifest.shards if ledgers and shard.last >= ledgers[0].step]
+    return (replace(kept[0], first=1), *kept[1:]) if kept else ()
 
 
 def certificate_lines(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -34,7 +34,7 @@ class Rest:
 
         Buffers are read as they are now, or as they stood when the last step was complete if that is not ``live``.
         """
-        out, rarely = {}, step % self._rarely == 0
+        out, kept, rarely = {}, {}, step % self._rarely == 0
         for name, tensor in self._tensors(live).items():
             before = self._kept[name]
             if _frozen(tensor) and not rarely and _written_alike(tensor, before):
@@ -42,8 +42,9 @@ class Rest:
             if _same(tensor, before):
                 continue
             copy = tensor.detach().to("cpu", copy=True)
-            self._kept[name] = _state(tensor, copy)
+            kept[name] = _state(tensor, copy)
             out[f"{name}@{step}"] = copy
+        self._kept |= kept
         return out
 
     def all(self, step: int, live: bool = True) -> dict[str, Tensor]:
