@@ -13,7 +13,7 @@ class Certificate(Mapping[str, float]):
     """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
 
     ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained;
-    ``marks`` what was noticed while recording.
+    ``marks`` what was noticed while recording; ``ending`` says so if the recording ended here, but was not closed.
     """
 
     step: int
@@ -21,6 +21,7 @@ class Certificate(Mapping[str, float]):
     floor: Mapping[str, float]
     rest: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    ending: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.errors[name]
@@ -44,6 +45,8 @@ class Certificate(Mapping[str, float]):
         lines += [
             f"  ! '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}" for mark in self.marks
         ]
+        if self.ending:
+            lines.append(f"  {self.ending}")
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:

@@ -265,4 +265,5 @@ class Memory:
     def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
         errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
         rest = tuple(p.name for p in self.store.manifest.parameters if p.kind == "rest")
-        return Certificate(self.step, errors, floor, rest, self.store.manifest.marks)
+        ending = self.store.manifest.ending if self.step == self.store.steps else ""
+        return Certificate(self.step, errors, floor, rest, self.store.manifest.marks, ending)

@@ -71,6 +71,8 @@ class Opened:
     now: bytes | None
     slots: list[Slots] = field(default_factory=list)
     probed: list[tuple[Tensor, float, Slots]] = field(default_factory=list)
+    left_over: bool = False
+    """Whether something was there already, though no pass is known that left it."""
 
 
 class Follower:
@@ -94,7 +96,8 @@ class Follower:
         now = self.read(grad) if self.watched is not None else None
         if self.passes and self._was_zeroed(grad, now):
             self.passes = []
-        return Opened(grad, grad._version, now)
+        unseen = now is None and not self.passes and bool(grad.any())  # a backward pass that was broken off?
+        return Opened(grad, grad._version, now, left_over=unseen)
 
     def call(self, opened: Opened, slots: Slots, key: Tensor, error: Tensor, power: float) -> None:
         """A call of the layer is a part of the pass. ``power`` is about the sum of |x|² |e|² over its rows."""
@@ -116,7 +119,8 @@ class Follower:
         if watched.zero(after):
             watched, before = self._choose(grad), None  # look where the gradient is not zero
             after = watched.of(grad)
-        left_over = not self.passes and before is not None and not watched.zero(before)
+        seen = before is not None and not watched.zero(before)
+        left_over = opened.left_over or (seen and not self.passes)
         self.passes.append(Pass(watched, after, opened.slots, opened.probed, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []

@@ -21,6 +21,7 @@ from dualform.types import DType
 
 from .book import Book
 from .gradients import Follower, Opened
+from .interrupts import Interrupts
 from .layers import Call, Found, Point
 from .notes import Batch, Notes
 from .patch import columns_for
@@ -59,9 +60,11 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, ranks: Ranks
+        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, ranks: Ranks,
+        interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
+        self.interrupts = interrupts
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -91,6 +94,11 @@ class Passes:
         self.arena, self.bytes = arena, 0
         for stage in self._stages.values():
             stage.renew()
+
+    def forget_unfinished(self) -> None:
+        """Let go of backward passes that an error broke off: outside of all of them, none is under way."""
+        if self._tasks and torch._C._current_graph_task_id() == -1:
+            self._tasks = {}
 
     @property
     def waiting(self) -> bool:
@@ -129,7 +137,9 @@ class Passes:
         under_way = self._tasks.get(task)
         if under_way is None:
             under_way = self._tasks[task] = UnderWay()
-            _at_the_end(partial(self._ended if self.ranks.alone else self._after_others, task))
+            ended = self.interrupts.around(partial(self._ended, task))
+            # come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too
+            _at_the_end(ended if self.ranks.alone else partial(_at_the_end, ended))
         known = under_way.calls.get(id(forward))
         if known is None:
             known = under_way.calls[id(forward)] = forward, [None] * forward.points
@@ -139,10 +149,6 @@ class Passes:
                         under_way.opened[follower] = follower.begin()
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
-
-    def _after_others(self, task: int) -> None:
-        """Come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too."""
-        _at_the_end(partial(self._ended, task))
 
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""

@@ -110,6 +110,10 @@ class Proof:
             cut = keys.values[:, place] if place is not None else None
             proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
+    def give_up(self) -> None:
+        """Follow nothing any more: the certificate is made from the disk when recording ends."""
+        self.proofs, self.wholes = {}, {}
+
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
         return {name: self._agreement(name, actual[name]) for name in self.proofs}

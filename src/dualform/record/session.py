@@ -47,6 +47,7 @@ class Session:
         tape = record(model, optimizers, self.path, **options)
         tape.__enter__()
         self._tape, self._trained = tape, [weakref.ref(each) for each in (model, *optimizers)]
+        tape.interrupts.guard(self.end)
 
     def note(self, batch: Any, known: Mapping[str, Any] | None = None) -> None:
         """Note the columns of a batch: those ``known`` already, and those that it holds itself."""

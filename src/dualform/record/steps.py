@@ -17,6 +17,7 @@ from dualform.types import Transition
 
 from .book import Booked
 from .gradients import Follower
+from .interrupts import Interrupts
 from .layers import Hook
 from .marks import Marks
 from .moved import Moved
@@ -30,8 +31,11 @@ from .shelf import Shelf
 class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
-    def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
-        self.plan, self.notes, self.book = plan, notes, passes.book
+    def __init__(
+        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf,
+        interrupts: Interrupts,
+    ) -> None:  # fmt: skip
+        self.plan, self.notes, self.book, self.interrupts = plan, notes, passes.book, interrupts
         self.samples, self.marks, self.shelf = samples, marks, shelf
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._passes = passes
@@ -48,8 +52,9 @@ class Steps:
         """Put the hooks in place; returns their handles."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            handles.append(optimizer.register_step_pre_hook(Hook(partial(self._before, rule))))
-            handles.append(optimizer.register_step_post_hook(Hook(partial(self._after, rule))))
+            before, after = (self.interrupts.around(partial(hook, rule)) for hook in (self._before, self._after))
+            handles.append(optimizer.register_step_pre_hook(Hook(before)))
+            handles.append(optimizer.register_step_post_hook(Hook(after)))
         return handles
 
     def _whole(self) -> bool:
@@ -68,7 +73,7 @@ class Steps:
 
         def closed() -> Any:  # the gradients of this step come with the closure
             loss = closure()
-            self._stage(rule, optimizer)
+            self.interrupts.around(self._stage)(rule, optimizer)
             return loss
 
         return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
@@ -76,6 +81,9 @@ class Steps:
     def _stage(self, rule: Rule | None, optimizer: optim.Optimizer) -> None:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
         self._staged, self._booked = None, []
+        self.interrupts.watch()
+        self.shelf.unfinished.mark(self.marks)
+        self._passes.forget_unfinished()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step …
@@ -104,7 +112,8 @@ class Steps:
                     self._booked.append(self.book.stage(follower, transition, settings, state, inner))
         self._look_at_slots(staged)
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
-        self._staged = staged
+        self.shelf.unfinished.begin(optimizer)
+        self._staged, self.interrupts.stepping = staged, optimizer
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
@@ -140,15 +149,21 @@ class Steps:
 
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         staged, self._staged = self._staged, None
+        self.interrupts.stepping = None
         if staged is None:
             return
+        for each in staged:
+            state = optimizer.state.get(each.follower.parameter, {})
+            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
         if not self._joins(optimizer):
             self.marks.step += 1
             self._together, self._backwards = [], self._passes.backwards
         self._together.append(optimizer)
-        self.book.take_step(self._booked)
+        self.shelf.enter(self.marks.step, staged)
+        if self._booked:
+            with self.shelf.refused_after_errors("the ledger"):
+                self.book.take_step(self._booked)
         for each in staged:
-            state = optimizer.state.get(each.follower.parameter, {})
-            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes = []
+        self.shelf.unfinished.end()
         self.shelf.add(self.marks.step, staged, whole=self._whole())

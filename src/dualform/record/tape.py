@@ -1,6 +1,7 @@
 """``dualform.record``: a ``with`` around the user's own training loop."""
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,11 +16,12 @@ from dualform.attend import View, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
 from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
 from dualform.rules import Rule
-from dualform.types import DType, Keep
+from dualform.types import DType, Ended, Keep
 
 from .begin import begin_at, states_of
 from .book import Book, states_by_name
 from .gradients import Follower
+from .interrupts import Interrupts
 from .marks import Marks
 from .notes import Notes
 from .options import Options
@@ -92,7 +94,8 @@ class Tape:
     def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], averaged: bool, options: Options) -> None:
         self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
-        self._marks = Marks((), options.resume or 0)
+        self.interrupts = Interrupts()
+        self._marks = Marks((), options.resume or 0, self.interrupts.say)
         self._handles: list[Any] = []
         self._running = False
 
@@ -107,54 +110,67 @@ class Tape:
         Call it before the forward pass of each batch, with the same columns every time.
         """
         self._need_running()
-        self._notes.note(columns)
+        self.interrupts.around(self._notes.note)(columns)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
         train, in all of them.
         """
         self._need_running()
-        self._shelf.flush()
+        self.interrupts.around(self._shelf.flush)()
 
     def __enter__(self) -> "Tape":
         with ExitStack() as undo:
+            self.interrupts = interrupts = Interrupts()
+            interrupts.guard(self.__enter__)
+            interrupts.guard(self.__exit__)
+            undo.callback(interrupts.leave)
+            interrupts.watch()
             self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
             undo.callback(ranks.leave)
             folder = part_of(self.path, ranks.rank)
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
-            self._marks = Marks(manifest.marks, step)
+            self._marks = Marks(manifest.marks, step, interrupts.say)
             self._notes = Notes(manifest.columns if manifest.shards else None)
             followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
             book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks)
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks, interrupts)
             rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
             probes = {name: follower.probe for name, follower in followers.items()}
             proof = Proof(plan, store, step, ranks, probes)
             writer = Writer(folder, manifest)
-            undo.callback(writer.stop)
+            undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
             stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits)
-            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
+            self._shelf = Shelf(
+                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, interrupts
+            )
+            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, interrupts)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
             self._say()
+            interrupts.deliver(sys._getframe(1))  # while all of this can still be undone
             self._running = True
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with self._undo:
-            self._unhook()
-            if kind is None:
-                self._close()
-            else:
-                self._save_what_is_complete()
+        try:
+            with self._undo:
+                self._unhook()
+                if kind is None:
+                    self._close()
+                else:
+                    self._save_what_is_complete(kind)
+        except BaseException as failure:
+            self.interrupts.end(failure, sys._getframe(1))
+            raise
+        self.interrupts.end(error, sys._getframe(1))
 
     def _need_running(self) -> None:
         if not self._running:
@@ -194,29 +210,38 @@ class Tape:
             handle.remove()
 
     def _close(self) -> None:
-        explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
-        if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
-            self._shelf.keep(self.step, explained if self._ranks.first else {})
+        self._keep_weights()
         self._shelf.flush()
         with self._ranks.together():
             if self._ranks.first:
                 self._check_the_others()
+        self._shelf.writer.end(Ended("closed", self.step))
+
+    def _keep_weights(self) -> None:
+        """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
+        broken off belong to no step.
+        """
+        explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
+        if self.step > (self.options.resume or 0) and not self._shelf.unfinished.changed():
+            self._shelf.keep(self.step, explained if self._ranks.first else {})
 
     def _check_the_others(self) -> None:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
         writer = self._shelf.writer
         late = [name for name in self.plan.explained if name not in self._shelf.proof.proofs]
-        if late and self.step:
+        if late and self.step and writer.manifest.certificate is not None:
             store = Store(self.path, writer.manifest if self._ranks.alone else None, self.plan.known_rules)
             writer.certify(certify(store, View(self.step), self.plan.tensors, only=late))
 
-    def _save_what_is_complete(self) -> None:
+    def _save_what_is_complete(self, kind: type[BaseException]) -> None:
         if not self._ranks.all_here():
             first = self._shelf.pending.first
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
         try:
-            self._shelf.flush()
+            self._keep_weights()
+            self._shelf.flush(live=False)
+            self._shelf.writer.end(Ended("interrupted", self.step, kind.__name__))
         except DualformError as error:
             warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)
