@@ -19,7 +19,7 @@ KINDS: dict[type, Kind] = {
     nn.MultiheadAttention: Multihead(),
 }
 
-OTHERS: dict[str, Kind] = {"transformers.pytorch_utils.Conv1D": TurnedLinear()}
+OTHERS: dict[str, Kind] = {TurnedLinear.CLASS: TurnedLinear()}
 """Layers of other packages, by the name of their class."""
 
 
