@@ -264,5 +264,5 @@ class Memory:
 
     def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
         errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
-        rest = tuple(p.name for p in self.store.manifest.parameters if p.kind == "rest")
-        return Certificate(self.step, errors, floor, rest, self.store.manifest.marks)
+        reasons = {p.name: p.reason for p in self.store.manifest.parameters if p.kind == "rest"}
+        return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons)

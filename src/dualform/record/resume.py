@@ -53,6 +53,12 @@ def resume_at(
     return shorter
 
 
+def demote_again(plan: Plan, manifest: Manifest) -> Plan:
+    """The plan of a model with those parameters in the rest that the memory had to leave there."""
+    reasons = {p.name: p.reason for p in manifest.parameters if p.name in manifest.demoted}
+    return plan.demote(reasons) if reasons else plan
+
+
 def _checked(
     path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
 ) -> Store:

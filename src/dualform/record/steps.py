@@ -16,6 +16,7 @@ from dualform.rules import Rule
 from dualform.types import Transition
 
 from .book import Booked
+from .demote import Demotion
 from .gradients import Follower
 from .marks import Marks
 from .moved import Moved
@@ -41,6 +42,7 @@ class Steps:
         """The optimisers that took their part in the last step."""
         self._backwards = 0
         """The backward passes by then."""
+        self._demotion = Demotion(passes, shelf, marks)
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
         self._rule: Rule | None = None
@@ -103,9 +105,20 @@ class Steps:
                     assert transition is not None
                     state = optimizer.state.get(parameter, {})
                     self._booked.append(self.book.stage(follower, transition, settings, state, inner))
+        if self._passes.unseen or any(each.bare for each in staged):
+            staged = self._without_demoted(staged)
         self._look_at_slots(staged)
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
         self._staged = staged
+
+    def _without_demoted(self, staged: list[Moved]) -> list[Moved]:
+        """The parameters of a step without those that are left to the rest now."""
+        demoted = self._demotion.look(staged)
+        for follower in demoted:
+            self._followers.pop(id(follower.parameter), None)
+        names = {follower.name for follower in demoted}
+        self._booked = [each for each in self._booked if each.account.name not in names]
+        return [each for each in staged if each.follower not in demoted]
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
@@ -149,5 +162,5 @@ class Steps:
         for each in staged:
             state = optimizer.state.get(each.follower.parameter, {})
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
-            each.follower.passes = []
+            each.follower.passes, each.follower.moved = [], True
         self.shelf.add(self.marks.step, staged, whole=self._whole())

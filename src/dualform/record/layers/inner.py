@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .kind import AfterForward, Call, Node, Point, Unseen, Watch
+from .kind import AfterForward, Call, Node, Point, Unseen, Watch, point_of
 
 COMPILED = "it runs a forward pass of its own inside torch.compile, where the functional call of its map cannot be seen"
 
@@ -35,12 +35,12 @@ class Inner(NamedTuple):
 class InnerCalls(TorchFunctionMode):
     """Watches one forward pass of a module; only the thread that runs it is affected."""
 
-    def __init__(self, kind: "WatchedInside", module: nn.Module, watch: Watch) -> None:
+    def __init__(self, kind: "WatchedInside", module: nn.Module) -> None:
         super().__init__()
-        self.kind, self.module, self.watch = kind, module, watch
+        self.kind, self.module = kind, module
         self.seen: set[str] = set()
         """Names of the module's parameters that entered the map."""
-        self._outputs: list[Tensor] = []
+        self._calls: list[tuple[Call, list[Point], Tensor]] = []
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Let a function run as it is, and tell of it where it is the module's map."""
@@ -49,18 +49,27 @@ class InnerCalls(TorchFunctionMode):
         inner = self.kind.inner(self.module, function, args, kwargs, output)
         if inner is not None:
             self.seen |= {"weight", "bias"} if inner.biased else {"weight"}
-            self._outputs.append(output)
-            self.watch(inner.call, (inner.point,))
-        elif function in ADDITIONS and self._adds_bias(args):
-            self.seen.add("bias")
+            self._calls.append((inner.call, [inner.point], output))
+        elif function in ADDITIONS and len(args) == 2 and not kwargs:
+            self._add(args, output)
         return output
 
-    def _adds_bias(self, summands: tuple) -> bool:
-        """Whether the module's bias is added to the output of its map as it is: then both have the same error."""
+    def tell(self, watch: Watch) -> None:
+        """Tell of all calls of the map."""
+        for call, points, _ in self._calls:
+            watch(call, points)
+
+    def _add(self, summands: tuple, output: Tensor) -> None:
+        """Something is added. The bias, added to the output of the map as it is, has the same error as that; but its
+        gradient is made at the sum, earlier in the backward pass, so the sum becomes a second point.
+        """
         bias = self.module._parameters.get("bias")
-        if bias is None or len(summands) != 2 or all(each is not bias for each in summands):
-            return False
-        return any(each is output for each in summands for output in self._outputs)
+        if bias is None or all(each is not bias for each in summands):
+            return
+        for _, points, product in self._calls:
+            if any(each is product for each in summands):
+                self.seen.add("bias")
+                points.append(point_of(output))
 
 
 class WatchedInside(AfterForward):
@@ -98,7 +107,7 @@ class ForwardPasses:
             _tell_compiled(module, self.unseen)
             return
         running = self._running.__dict__.setdefault("passes", [])
-        running.append(InnerCalls(self.kind, module, self.watch) if torch.is_grad_enabled() else None)
+        running.append(InnerCalls(self.kind, module) if torch.is_grad_enabled() else None)
         if running[-1] is not None:
             running[-1].__enter__()
 
@@ -111,6 +120,7 @@ class ForwardPasses:
         if calls is None:
             return
         calls.__exit__(None, None, None)
+        calls.tell(self.watch)
         if self.unseen is not None and output is not None:
             missing = [name for name in ("weight", "bias") if name not in calls.seen]
             if names := [name for name in missing if _reaches(output, (args, kwargs), module._parameters.get(name))]:
@@ -178,5 +188,3 @@ def transposed(matrix: Any) -> Tensor | None:
         return None
     turned = matrix.shape == base.shape[::-1] and matrix.stride() == base.stride()[::-1]
     return base if turned else None
-
-

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .inner import Inner, WatchedInside, owner_of_forward, transposed
 from .kind import Found, Key, Map, Pointed, argument, kept, point_of
 
-FORWARD, LINEAR = nn.Linear.forward, torch._C._nn.linear
+FORWARD, LINEAR = nn.Linear.forward, torch._C._nn.linear  # pyright: ignore[reportAttributeAccessIssue]
 PRODUCTS = frozenset({torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__})
 SUMS = frozenset({torch.addmm, Tensor.addmm})
 
