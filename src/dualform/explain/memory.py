@@ -225,7 +225,8 @@ class Memory:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
             found = tensors.get(p.name)
-            if found is None or tuple(found.shape) != p.shape:
+            resized = isinstance(found, nn.Parameter) and tuple(found.shape) != p.shape  # buffers may grow in training
+            if found is None or resized:
                 what = "has none" if found is None else f"has one of shape {tuple(found.shape)}"
                 raise ModelMismatch(
                     f"this {type(model).__name__} does not fit the memory at {self.path}: "

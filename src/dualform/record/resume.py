@@ -22,7 +22,7 @@ from dualform.memory import (
     write_tensors,
 )
 
-from .begin import states_of
+from .begin import states_of, written_from
 from .options import Options
 from .plan import Plan
 from .ranks import Ranks
@@ -137,7 +137,7 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
 def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
     """A shard that keeps the rest as it stands now, where it changed since anybody looked at it."""
     changed = {
-        f"{name}@{step}": [tensor.detach().cpu()]
+        f"{name}@{step}": [written_from(tensor)]
         for name, tensor in plan.rest.items()
         if not same_bits(tensor, store.last_kept(name, step))
     }
