@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 import dualform
 from dualform.errors import DualformWarning
+from dualform.explain import Certificate, Ledger
 
 STEPS = 8
 AGREE = 10.0
@@ -33,8 +34,8 @@ class Verdict:
     """What is known of one architecture after the sweep."""
 
     same_bits: bool
-    certificate: dualform.explain.Certificate
-    full: dualform.explain.Certificate
+    certificate: Certificate
+    full: Certificate
     credits: tuple[Credit, ...]
 
     @property
@@ -67,14 +68,18 @@ def losses(architecture: Architecture, model: nn.Module, batch: dict[str, Tensor
 
 
 def train(architecture: Architecture, path: Path | None) -> nn.Module:
-    """Some steps of AdamW, recorded where there is a path."""
-    model, random = architecture.make(), torch.Generator().manual_seed(1)
-    optimizer = optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6)
+    """Some steps of AdamW as people train, in float32; recorded where there is a path."""
+    model, random = architecture.make(torch.float32), torch.Generator().manual_seed(1)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(2)
 
     def step(note: Callable[..., None]) -> None:
         note(index=torch.arange(EXAMPLES))
-        losses(architecture, model, architecture.batch(random, EXAMPLES)).mean().backward()
+        batch = {
+            name: value.float() if value.is_floating_point() else value
+            for name, value in architecture.batch(random, EXAMPLES).items()
+        }
+        losses(architecture, model, batch).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -82,7 +87,7 @@ def train(architecture: Architecture, path: Path | None) -> nn.Module:
         for _ in range(STEPS):
             step(lambda **columns: None)
     else:
-        with dualform.record(model, optimizer, path, dtype="float64", progress=False, overwrite=True) as tape:
+        with dualform.record(model, optimizer, path, dtype="float32", progress=False, overwrite=True) as tape:
             for _ in range(STEPS):
                 step(tape.note)
     return model
@@ -111,7 +116,9 @@ def credits_of(architecture: Architecture, path: Path) -> tuple[Credit, ...]:
     )
 
 
-def _gradients(architecture: Architecture, model: nn.Module, batch: dict[str, Tensor], example: int) -> dict[str, Tensor]:
+def _gradients(
+    architecture: Architecture, model: nn.Module, batch: dict[str, Tensor], example: int
+) -> dict[str, Tensor]:
     """The gradients of the loss of one example, alone in its batch."""
     model.zero_grad()
     one = {name: value[example : example + 1] for name, value in batch.items()}
@@ -119,14 +126,14 @@ def _gradients(architecture: Architecture, model: nn.Module, batch: dict[str, Te
     return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _credit(ledger: dualform.explain.Ledger, weight: str, gradients: list[dict[str, Tensor]]) -> float:
+def _credit(ledger: Ledger, weight: str, gradients: list[dict[str, Tensor]]) -> float:
     """The largest difference between a part and a gradient. Rows that belong to all examples are in the group None,
     of which each example has a share that is not told: they must make up the rest of the sum.
     """
     size = max(float(each[weight].norm()) for each in gradients)
     if None in ledger and bool(ledger[None][weight].any()):
-        total = sum(ledger[group][weight] for group in ledger)
-        return float((total + sum(each[weight] for each in gradients)).norm()) / size
+        parts = [*(ledger[group][weight] for group in ledger), *(each[weight] for each in gradients)]
+        return float(torch.stack(parts).sum(0).norm()) / size
     return max(float((ledger[i][weight] + gradients[i][weight]).norm()) / size for i in range(EXAMPLES))
 
 
