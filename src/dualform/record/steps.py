@@ -18,6 +18,7 @@ from dualform.types import Transition
 from .book import Booked
 from .demote import Demotion
 from .gradients import Follower
+from .layers import Hook
 from .marks import Marks
 from .moved import Moved
 from .notes import Notes
@@ -52,8 +53,8 @@ class Steps:
         """Put the hooks in place; returns their handles."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            handles.append(optimizer.register_step_pre_hook(partial(self._before, rule)))
-            handles.append(optimizer.register_step_post_hook(partial(self._after, rule)))
+            handles.append(optimizer.register_step_pre_hook(Hook(partial(self._before, rule))))
+            handles.append(optimizer.register_step_post_hook(Hook(partial(self._after, rule))))
         return handles
 
     def _whole(self) -> bool:

@@ -1,5 +1,6 @@
 """One layer kind a file: which linear maps a module applies, and how their inputs and errors are found."""
 
+from .hook import Hook
 from .kind import Call, Found, Kind, Map, Point, Unseen, Watch
 from .table import KINDS, computed, kind_of, owns_forward, refusal_of
 
@@ -7,6 +8,7 @@ __all__ = [
     "KINDS",
     "Call",
     "Found",
+    "Hook",
     "Kind",
     "Map",
     "Point",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .hook import Hook
 from .kind import AfterForward, Call, Node, Point, Unseen, Watch, point_of
 
 COMPILED = "it runs a forward pass of its own inside torch.compile, where the functional call of its map cannot be seen"
@@ -89,8 +90,8 @@ class WatchedInside(AfterForward):
             return super().attach(module, watch, unseen)
         passes = ForwardPasses(self, watch, unseen)
         return [
-            module.register_forward_pre_hook(passes.begin, with_kwargs=True),
-            module.register_forward_hook(passes.end, prepend=True, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(Hook(passes.begin), with_kwargs=True),
+            module.register_forward_hook(Hook(passes.end), prepend=True, with_kwargs=True, always_call=True),
         ]
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from .hook import Hook
+
 Node = torch.autograd.graph.Node
 
 
@@ -116,7 +118,7 @@ class AfterForward:
 
     def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
         """Look at inputs and outputs."""
-        return [module.register_forward_hook(partial(self._after, watch), prepend=True, with_kwargs=True)]
+        return [module.register_forward_hook(Hook(partial(self._after, watch)), prepend=True, with_kwargs=True)]
 
     def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
         """What a forward pass was; None if no gradient will come back."""

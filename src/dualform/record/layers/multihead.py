@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.errors import UnsupportedLayer
 
+from .hook import Hook
 from .kind import Found, Key, Map, Point, Unseen, Watch, argument, kept, point_of
 from .linear import LINEAR
 
@@ -142,8 +143,8 @@ class Multihead:
         """Watch the functions that it calls, from before its forward pass to after it."""
         passes = AttentionPasses(watch)
         return [
-            module.register_forward_pre_hook(passes.begin, with_kwargs=True),
-            module.register_forward_hook(passes.end, prepend=True, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(Hook(passes.begin), with_kwargs=True),
+            module.register_forward_hook(Hook(passes.end), prepend=True, with_kwargs=True, always_call=True),
         ]
 
 
