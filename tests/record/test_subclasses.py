@@ -1,5 +1,6 @@
 """Layers with a forward pass of their own: recorded by the linear map inside it, or left to the rest with a reason."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -315,6 +316,37 @@ def test_a_tied_weight_is_left_to_the_rest_if_one_of_its_layers_is_another_map(t
     assert memory.certificate.worst < EXACT
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     torch.testing.assert_close(memory.weights(), parameters, rtol=0, atol=1e-12)
+
+
+def test_a_copy_made_while_its_layer_is_recorded_is_a_plain_model(tmp_path):
+    model = RECORDED["words are scaled"].model()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path, progress=False):
+        twin = copy.deepcopy(model.body)
+        words = torch.tensor([[1, 2, 3]])
+        assert torch.equal(twin(words), model.body(words))
+        model.body(words).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(twin(words), model.body(words))
+
+
+@pytest.mark.filterwarnings("ignore::dualform.errors.DualformWarning")
+def test_observers_of_quantisation_may_resize_their_buffers(tmp_path):
+    from torch.ao.nn.qat import Linear
+    from torch.ao.quantization.qconfig import get_default_qat_qconfig
+
+    model = nn.Sequential(Linear(4, 5, qconfig=get_default_qat_qconfig("fbgemm")), nn.ReLU(), nn.Linear(5, 3))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    x, label = torch.randn(EXAMPLES, 4), torch.tensor([0, 1, 2, 0])
+    with dualform.record(model, optimizer, tmp_path, dtype="float32", progress=False):
+        for _ in range(3):
+            F.cross_entropy(model(x), label).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory, state = dualform.open(tmp_path), state_of(model)
+    assert state["0.weight_fake_quant.scale"].shape == (5,) and memory.layers == ("2",)
+    torch.testing.assert_close(memory.weights(), state, rtol=0, atol=1e-6)
 
 
 def test_functions_that_others_call_meanwhile_are_not_replaced(tmp_path):
