@@ -1,7 +1,7 @@
 """The nouns that cross folders."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -109,7 +109,7 @@ class LayerInfo:
 @dataclass(frozen=True)
 class ParameterInfo:
     """One tensor of the model: a recorded weight or bias, one that only a ledger explains, or a part of the rest (kept
-    as snapshots).
+    as snapshots) for a ``reason``.
     """
 
     name: str
@@ -117,6 +117,7 @@ class ParameterInfo:
     shape: tuple[int, ...]
     dtype: str
     rule: str | None
+    reason: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """The certificate: how exactly a memory explains the weights."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dualform.errors import require
@@ -12,8 +12,9 @@ from dualform.types import Mark
 class Certificate(Mapping[str, float]):
     """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
 
-    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained;
-    ``marks`` what was noticed while recording; ``ending`` says so if the recording ended here, but was not closed.
+    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained,
+    and ``reasons`` tells why of each; ``marks`` what was noticed while recording; ``ending`` says so if the recording
+    ended here, but was not closed.
     """
 
     step: int
@@ -21,6 +22,7 @@ class Certificate(Mapping[str, float]):
     floor: Mapping[str, float]
     rest: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     ending: str = ""
 
     def __getitem__(self, name: str) -> float:

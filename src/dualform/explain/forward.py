@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dualform.errors import ModelMismatch, QueryError
 from dualform.memory import matrix_of, parts_of
-from dualform.record import Call, Kind, Point, kind_of
+from dualform.record import Call, Kind, Point, kind_of, owns_forward
 from dualform.types import LayerInfo, ModuleInfo
 
 from .examples import count_examples
@@ -125,7 +125,7 @@ def capture(
                 "Pass the model that was trained."
             )
         module = modules[use.path]
-        if info.kind == "linear":
+        if info.kind == "linear" and not owns_forward(module):
             check = partial(_check_width, use.name, info.d_in)
             handles.append(module.register_forward_pre_hook(check, with_kwargs=True))
         if use.path not in watched:

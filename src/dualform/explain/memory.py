@@ -225,7 +225,8 @@ class Memory:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
             found = tensors.get(p.name)
-            if found is None or tuple(found.shape) != p.shape:
+            resized = isinstance(found, nn.Parameter) and tuple(found.shape) != p.shape  # buffers may grow in training
+            if found is None or resized:
                 what = "has none" if found is None else f"has one of shape {tuple(found.shape)}"
                 raise ModelMismatch(
                     f"this {type(model).__name__} does not fit the memory at {self.path}: "
@@ -264,6 +265,6 @@ class Memory:
 
     def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
         errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
-        rest = tuple(p.name for p in self.store.manifest.parameters if p.kind == "rest")
+        reasons = {p.name: p.reason for p in self.store.manifest.parameters if p.kind == "rest"}
         ending = self.store.manifest.ending if self.step == self.store.steps else ""
-        return Certificate(self.step, errors, floor, rest, self.store.manifest.marks, ending)
+        return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons, ending)

@@ -99,6 +99,8 @@ class Manifest:
     """Which of the processes that record together wrote this part."""
     ranks: int = 1
     """How many there are."""
+    demoted: tuple[str, ...] = ()
+    """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
     versions: Mapping[str, str] = field(default_factory=dict)
     ended: Ended | None = None
     """How the recording ended; None while it goes on, and after a kill."""
@@ -214,6 +216,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         ledgers=tuple(_ledger(v) for v in value["ledgers"]),
         rank=value.get("rank", 0),
         ranks=value.get("ranks", 1),
+        demoted=tuple(value.get("demoted", ())),
         versions=value["versions"],
         ended=_ended(value),
     )

@@ -50,6 +50,8 @@ class Pending:
     """The ledger as it stands after the last step, if it is to be kept."""
     replaces: bool = False
     """Whether it takes the place of all shards before it: a ledger alone does not grow with the steps."""
+    revised: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the manifest that are no longer as they were when recording began."""
     at_end: Callable[[], None] = lambda: None
     """Called when nobody needs the memory of its slots any more."""
     done: threading.Event = field(default_factory=threading.Event)
@@ -183,6 +185,7 @@ def with_shard(
     manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
 ) -> Manifest:
     """The manifest that lists a shard too."""
+    manifest = replace(manifest, **shard.revised)
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows

@@ -1,6 +1,6 @@
 """A training loop to slots: hooks around the user's own loop, one file a layer kind."""
 
-from .layers import KINDS, Call, Kind, Point, kind_of
+from .layers import KINDS, Call, Kind, Point, kind_of, owns_forward
 from .tape import Tape, record
 
-__all__ = ["KINDS", "Call", "Kind", "Point", "Tape", "kind_of", "record"]
+__all__ = ["KINDS", "Call", "Kind", "Point", "Tape", "kind_of", "owns_forward", "record"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from dualform.errors import MemoryExists, WriteError
 from dualform.memory import INIT, SIGN, FileEntry, Manifest, load_manifest, remove_memory, write_tensors
@@ -62,10 +62,17 @@ def _first_file(
         )
     remove_memory(path)
     tensors = {SIGN: [torch.empty(0)]}
-    tensors |= {name: [tensor.detach().cpu()] for name, tensor in plan.tensors.items()}
+    tensors |= {name: [written_from(tensor)] for name, tensor in plan.tensors.items()}
     for name, states in states_of(plan, optimizers).items():
         tensors |= {f"{name}#{key}": [tensor.detach().cpu()] for key, tensor in states.items()}
     return write_tensors(path / INIT, tensors)
+
+
+def written_from(tensor: Tensor) -> Tensor:
+    """What a tensor of the model is written from: a copy of a buffer, since numpy, which writes it, would bar its owner
+    for ever from resizing it (observers of quantisation do).
+    """
+    return tensor.detach().cpu() if isinstance(tensor, nn.Parameter) else tensor.detach().to("cpu", copy=True)
 
 
 def states_of(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:

@@ -85,6 +85,8 @@ class Follower:
         self.random = np.random.default_rng(parameter.numel())
         self.watched: Glimpse | None = None
         self.passes: list[Pass] = []
+        self.moved = False
+        """Whether a step was taken that its slots have to explain."""
         self._blind = 0
 
     def begin(self) -> Opened:

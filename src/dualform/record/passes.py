@@ -60,7 +60,7 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, ranks: Ranks,
+        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, ranks: Ranks,
         interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
@@ -71,6 +71,8 @@ class Passes:
         """How much they are by now."""
         self.backwards = 0
         """The backward passes that added to gradients."""
+        self.unseen: dict[str, str] = {}
+        """Parameters that forward passes since the last step used outside of their layer's linear map, and why."""
         self.open = True
         expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
         self._stages = {
@@ -80,14 +82,33 @@ class Passes:
         }
         self._desk = Desk()
         self._tasks: dict[int, UnderWay] = {}
+        self._places: list[list[Place]] = []
 
     def hook(self) -> list[Any]:
         """Put the hooks in place; returns their handles."""
         handles = []
         for recorded in self.plan.modules:
-            held = [[(one.table, one.own, self.followers[one.name]) for one in use.held] for use in recorded.uses]
-            handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held))
+            held = [
+                [(one.table, one.own, self.followers[one.name]) for one in use.held if one.name in self.followers]
+                for use in recorded.uses
+            ]
+            self._places += held
+            unseen = partial(self._unseen, {place[1]: place[2] for places in held for place in places})
+            handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held), unseen)
         return handles
+
+    def forget(self, name: str) -> Follower:
+        """Follow a parameter no longer."""
+        follower = self.followers.pop(name)
+        follower.passes = []
+        for places in self._places:
+            places[:] = [place for place in places if place[2] is not follower]
+        return follower
+
+    def _unseen(self, followers: Mapping[str, Follower], own_names: Sequence[str], reason: str) -> None:
+        for own in own_names:
+            if own in followers and followers[own].name in self.followers:
+                self.unseen[followers[own].name] = reason
 
     def renew(self, arena: Arena) -> None:
         """From now on slots lie elsewhere: what lay in the old place is being written."""

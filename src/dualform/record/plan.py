@@ -1,6 +1,6 @@
 """What will be recorded: which layers, which parameters, under which rule. Decided once, before the first step."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo, Pi
 
 from .layers import Kind, Map
 from .patch import Patch, make_patches
+from .reasons import no_layer, reasons_for_rest
 from .select import axis_of, keep_of, known_layers, select
 
 
@@ -57,6 +58,8 @@ class Plan:
     """The entries that the certificate follows."""
     owner: dict[int, int]
     """Which optimiser has a parameter, by its id (groups may be added later)."""
+    demoted: tuple[str, ...] = ()
+    """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
 
     @property
     def explained(self) -> list[str]:
@@ -71,7 +74,7 @@ class Plan:
     @property
     def ledger_only(self) -> bool:
         """Whether nothing but a ledger is kept, so that nothing grows with the steps."""
-        return all(layer.keep == "ledger" for layer in self.layers)
+        return bool(self.layers) and all(layer.keep == "ledger" for layer in self.layers)
 
     @property
     def rest(self) -> dict[str, Tensor]:
@@ -97,6 +100,30 @@ class Plan:
     def rule(self, name: str) -> Rule | None:
         """The rule of the optimiser that has a parameter; one that none has may be given to the first later."""
         return self.rules[self.owner.get(id(self.tensors[name]), 0)]
+
+    def goes_with(self, name: str) -> set[str]:
+        """The parameters that cannot be explained without this one: a bias alone, a weight with all of its layers."""
+        names, before = {name}, set()
+        while names != before:
+            before = set(names)
+            for layer in self.layers:
+                if names & set(layer.weights):
+                    names |= set(layer.parameters)
+        return names
+
+    def demote(self, reasons: Mapping[str, str]) -> "Plan":
+        """The same plan with some parameters in the rest, for these reasons, and all that goes with them."""
+        reasons = {other: reason for name, reason in reasons.items() for other in self.goes_with(name)} | dict(reasons)
+        layers = (layer for layer in self.layers if not reasons.keys() & set(layer.weights))
+        parameters = (
+            replace(p, kind="rest", reason=reasons[p.name]) if p.name in reasons else p for p in self.parameters
+        )  # fmt: skip
+        return replace(
+            self,
+            layers=tuple(_without_biases(layer, reasons) for layer in layers),
+            parameters=tuple(parameters),
+            demoted=(*self.demoted, *reasons),
+        )
 
     def bytes_a_row(self, dtype: DType) -> int:
         """What one row through every recorded layer takes on disk."""
@@ -127,21 +154,18 @@ def make_plan(
     modules = _modules(model, selected, kept, axis)
     infos = tuple(dict.fromkeys(use.layer for recorded in modules for use in recorded.uses))
     if not infos:
-        raise NothingToRecord(
-            f"no layer of this {type(model).__name__} has a parameter in the optimiser (its layers: "
-            f"{list(known_layers(model))}). Pass the optimiser that trains them."
-        )
+        raise NothingToRecord(no_layer(model, known_layers(model), owner))
     saved = model.state_dict()
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
     kinds = _kinds(infos) if rules is not None else {}
+    reasons = reasons_for_rest(model, infos, kinds, owner)
     parameters = []
     for name, tensor in tensors.items():
         rule = found[owner.get(id(tensor), 0)] if name in kinds or id(tensor) in owner else None
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        parameters.append(
-            ParameterInfo(name, kinds.get(name, "rest"), tuple(tensor.shape), dtype, rule.name if rule else None)
-        )
+        kind, dtype = kinds.get(name, "rest"), str(tensor.dtype).removeprefix("torch.")
+        reason = reasons[name] if kind == "rest" else ""
+        parameters.append(ParameterInfo(name, kind, tuple(tensor.shape), dtype, rule.name if rule else None, reason))
     patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
     return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner)
 
@@ -215,6 +239,12 @@ def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
         layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) and not layer.booked else layer
         for layer in layers
     }
+
+
+def _without_biases(layer: LayerInfo, names: Collection[str]) -> LayerInfo:
+    """The same layer, without some of its biases."""
+    modules = (replace(each, biases=tuple(b for b in each.biases if b not in names)) for each in layer.modules)
+    return replace(layer, modules=tuple(modules))
 
 
 def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:

@@ -110,6 +110,11 @@ class Proof:
             cut = keys.values[:, place] if place is not None else None
             proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
+    def forget(self, name: str) -> None:
+        """Follow a parameter no longer."""
+        self.proofs.pop(name, None)
+        self.wholes.pop(name, None)
+
     def give_up(self) -> None:
         """Follow nothing any more: the certificate is made from the disk when recording ends."""
         self.proofs, self.wholes = {}, {}

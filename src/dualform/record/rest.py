@@ -47,6 +47,13 @@ class Rest:
         self._kept |= kept
         return out
 
+    def add(self, tensors: Mapping[str, Tensor], every: int) -> None:
+        """Keep further tensors from now on, which have not changed since recording began."""
+        self.tensors |= tensors
+        self._kept |= {name: _state(tensor, None) for name, tensor in tensors.items()}
+        self.every = every
+        self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
+
     def all(self, step: int, live: bool = True) -> dict[str, Tensor]:
         """Copies of everything, changed or not."""
         return {f"{name}@{step}": t.detach().to("cpu", copy=True) for name, t in self._tensors(live).items()}

@@ -22,7 +22,7 @@ from dualform.memory import (
     write_tensors,
 )
 
-from .begin import states_of
+from .begin import states_of, written_from
 from .options import Options
 from .plan import Plan
 from .ranks import Ranks
@@ -51,6 +51,12 @@ def resume_at(
         shorter.save(folder)
         remove_unlisted(folder, shorter)
     return shorter
+
+
+def demote_again(plan: Plan, manifest: Manifest) -> Plan:
+    """The plan of a model with those parameters in the rest that the memory had to leave there."""
+    reasons = {p.name: p.reason for p in manifest.parameters if p.name in manifest.demoted}
+    return plan.demote(reasons) if reasons else plan
 
 
 def _checked(
@@ -135,7 +141,7 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
 def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
     """A shard that keeps the rest as it stands now, where it changed since anybody looked at it."""
     changed = {
-        f"{name}@{step}": [tensor.detach().cpu()]
+        f"{name}@{step}": [written_from(tensor)]
         for name, tensor in plan.rest.items()
         if not same_bits(tensor, store.last_kept(name, step))
     }

@@ -16,6 +16,7 @@ from dualform.rules import Rule
 from dualform.types import Transition
 
 from .book import Booked
+from .demote import Demotion
 from .gradients import Follower
 from .interrupts import Interrupts
 from .layers import Hook
@@ -43,6 +44,7 @@ class Steps:
         """The optimisers that took their part in the last step."""
         self._backwards = 0
         """The backward passes by then."""
+        self._demotion = Demotion(passes, shelf, marks)
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
         self._rule: Rule | None = None
@@ -110,10 +112,21 @@ class Steps:
                     assert transition is not None
                     state = optimizer.state.get(parameter, {})
                     self._booked.append(self.book.stage(follower, transition, settings, state, inner))
+        if self._passes.unseen or any(each.bare for each in staged):
+            staged = self._without_demoted(staged)
         self._look_at_slots(staged)
         self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
         self.shelf.unfinished.begin(optimizer)
         self._staged, self.interrupts.stepping = staged, optimizer
+
+    def _without_demoted(self, staged: list[Moved]) -> list[Moved]:
+        """The parameters of a step without those that are left to the rest now."""
+        demoted = self._demotion.look(staged)
+        for follower in demoted:
+            self._followers.pop(id(follower.parameter), None)
+        names = {follower.name for follower in demoted}
+        self._booked = [each for each in self._booked if each.account.name not in names]
+        return [each for each in staged if each.follower not in demoted]
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
@@ -164,6 +177,6 @@ class Steps:
             with self.shelf.refused_after_errors("the ledger"):
                 self.book.take_step(self._booked)
         for each in staged:
-            each.follower.passes = []
+            each.follower.passes, each.follower.moved = [], True
         self.shelf.unfinished.end()
         self.shelf.add(self.marks.step, staged, whole=self._whole())

@@ -30,7 +30,7 @@ from .plan import Plan, make_plan
 from .proof import Proof
 from .ranks import find_ranks
 from .rest import Rest
-from .resume import resume_at
+from .resume import demote_again, resume_at
 from .samples import Samples
 from .shelf import Shelf
 from .stations import Stations
@@ -134,6 +134,8 @@ class Tape:
             self._marks = Marks(manifest.marks, step, interrupts.say)
             self._notes = Notes(manifest.columns if manifest.shards else None)
             followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
+            for follower in followers.values():
+                follower.moved = step > 0
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
             book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
@@ -184,7 +186,7 @@ class Tape:
         path, plan, about, ranks = self.path, self.plan, self.options, self._ranks
         with ranks.together():
             if about.resume is not None:
-                load_manifest(path)  # before a folder is made
+                plan = self.plan = demote_again(plan, load_manifest(path))  # before a folder is made
             elif ranks.first:
                 refuse_foreign(path)
         for here in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
@@ -221,17 +223,18 @@ class Tape:
         """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
         broken off belong to no step.
         """
-        explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
+        plan = self._shelf.plan
+        explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
         if self.step > (self.options.resume or 0) and not self._shelf.unfinished.changed():
             self._shelf.keep(self.step, explained if self._ranks.first else {})
 
     def _check_the_others(self) -> None:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
-        writer = self._shelf.writer
-        late = [name for name in self.plan.explained if name not in self._shelf.proof.proofs]
+        writer, plan = self._shelf.writer, self._shelf.plan
+        late = [name for name in plan.explained if name not in self._shelf.proof.proofs]
         if late and self.step and writer.manifest.certificate is not None:
-            store = Store(self.path, writer.manifest if self._ranks.alone else None, self.plan.known_rules)
-            writer.certify(certify(store, View(self.step), self.plan.tensors, only=late))
+            store = Store(self.path, writer.manifest if self._ranks.alone else None, plan.known_rules)
+            writer.certify(certify(store, View(self.step), plan.tensors, only=late))
 
     def _save_what_is_complete(self, kind: type[BaseException]) -> None:
         if not self._ranks.all_here():

@@ -1,55 +1,72 @@
 """``nn.Conv1d`` and ``nn.Conv2d``: a linear map of the patch under the kernel, at every position of the output."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kind import AfterForward, Found, Key, Map, Pointed, argument, kept, point_of
+from .inner import Inner, WatchedInside, owner_of_forward
+from .kind import Found, Key, Map, Pointed, argument, kept, point_of
+
+OWN = {
+    (cls, name): vars(cls)[name] for cls in (nn.Conv1d, nn.Conv2d) for name in ("forward", "_conv_forward")
+}  # fmt: skip
+"""The methods that a plain convolution runs, as they were before anybody could replace them."""
+
+FUNCTIONS: dict[Callable, int] = {torch.conv1d: 1, torch.conv2d: 2}
+
+
+class Kernel(NamedTuple):
+    """How a kernel moves over its input: sizes along each axis, and what is padded (as ``F.pad`` takes it)."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    mode: str
+    channels: int
 
 
 class ConvCall:
     """The key of a position is its patch, unfolded; the error the gradient at that position of the output."""
 
-    def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor, size: torch.Size) -> None:
-        self.module, self.x, self.size = module, x, size
+    def __init__(self, kernel: Kernel, x: Tensor, size: torch.Size) -> None:
+        self.kernel, self.x, self.size = kernel, x, size
 
     def inputs(self) -> Sequence[Key]:
         """One patch a position."""
-        return (Key(0, patches(self.module, self.x)),)
+        return (Key(0, patches(self.kernel, self.x)),)
 
     def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
         """One row a position: (examples, positions, …)."""
         error = errors[0]
         if error is not None:
-            error = error.reshape(-1, self.module.out_channels, self._positions).mT
+            error = error.reshape(-1, self.kernel.channels, self._positions).mT
         return (Found(0, self.inputs()[0].rows, error),)
 
     @property
     def _positions(self) -> int:
-        return self.size[-1] if isinstance(self.module, nn.Conv1d) else self.size[-1] * self.size[-2]
+        return self.size[-1] if len(self.kernel.size) == 1 else self.size[-1] * self.size[-2]
 
     def shape(self, output: Tensor) -> Tensor:
         """Channels come before positions."""
         return output.unflatten(0, (-1, self._positions)).mT.reshape(self.size)
 
 
-def patches(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+def patches(kernel: Kernel, x: Tensor) -> Tensor:
     """What lies under the kernel at each position: (examples, positions, channels × kernel)."""
-    flat = isinstance(module, nn.Conv1d)
+    flat = len(kernel.size) == 1
     x = x.unsqueeze(0) if x.ndim == (2 if flat else 3) else x
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    around: list[int] = module._reversed_padding_repeated_twice  # pyright: ignore[reportAttributeAccessIssue]
-    x = F.pad(x, around, mode) if any(around) else x
+    x = F.pad(x, kernel.padding, kernel.mode) if any(kernel.padding) else x
     if not flat:
-        return F.unfold(x, module.kernel_size, module.dilation, 0, module.stride).mT  # pyright: ignore
-    (kernel,), (dilation,), (stride,) = module.kernel_size, module.dilation, module.stride
-    return F.unfold(x.unsqueeze(2), (1, kernel), (1, dilation), 0, (1, stride)).mT
+        return F.unfold(x, kernel.size, kernel.dilation, 0, kernel.stride).mT
+    size, dilation, stride = ((1, *each) for each in (kernel.size, kernel.dilation, kernel.stride))
+    return F.unfold(x.unsqueeze(2), size, dilation, 0, stride).mT
 
 
-class Convolution(AfterForward):
+class Convolution(WatchedInside):
     """Groups are parts of one layer."""
 
     name, batch_dim = "convolution", 0
@@ -77,4 +94,49 @@ class Convolution(AfterForward):
             return None
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
         x = kept(argument(args, kwargs, 0, "input"), output.dtype, module.weight.requires_grad)
-        return ConvCall(module, x, output.shape), (point_of(output),)
+        return ConvCall(_kernel_of(module), x, output.shape), (point_of(output),)
+
+    def is_plain(self, module: nn.Module) -> bool:
+        """Whether it runs ``forward`` of its class in torch, with what that calls."""
+        assert isinstance(module, nn.Conv1d | nn.Conv2d)
+        cls = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+        names = ("forward", "_conv_forward")
+        return all(owner_of_forward(module, name) is cls and vars(cls)[name] is OWN[cls, name] for name in names)
+
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+        """``F.conv1d`` or ``F.conv2d`` with as many groups as the layer has parts."""
+        if FUNCTIONS.get(function) is None or not output.requires_grad:
+            return None
+        weight, bias = argument(args, kwargs, 1, "weight"), argument(args, kwargs, 2, "bias")
+        groups = 1 if (given := argument(args, kwargs, 6, "groups")) is None else given
+        if weight is not module._parameters["weight"] or groups != module.groups:
+            return None
+        x = kept(argument(args, kwargs, 0, "input"), output.dtype, weight.requires_grad)
+        call = ConvCall(_kernel_in(weight, args, kwargs), x, output.shape)
+        return Inner(call, point_of(output), bias is not None and bias is module._parameters.get("bias"))
+
+
+def _kernel_of(module: nn.Conv1d | nn.Conv2d) -> Kernel:
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    around: Sequence[int] = module._reversed_padding_repeated_twice  # pyright: ignore[reportAttributeAccessIssue]
+    sizes = module.kernel_size, module.stride, module.dilation
+    return Kernel(*sizes, tuple(around), mode, module.out_channels)
+
+
+def _kernel_in(weight: Tensor, args: tuple, kwargs: dict) -> Kernel:
+    """The kernel of a functional call."""
+    size = tuple(weight.shape[2:])
+    stride, dilation = (_each(argument(args, kwargs, i, name), size) for i, name in ((3, "stride"), (5, "dilation")))
+    padding = argument(args, kwargs, 4, "padding")
+    if padding == "same":
+        whole = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        sides = [(each // 2, each - each // 2) for each in whole]
+    else:
+        sides = [(each, each) for each in _each(0 if padding in (None, "valid") else padding, size)]
+    return Kernel(size, stride, dilation, sum(reversed(sides), ()), "constant", len(weight))
+
+
+def _each(value: int | Sequence[int] | None, size: tuple[int, ...]) -> tuple[int, ...]:
+    """One number for each axis of the kernel."""
+    numbers = (1,) if value is None else (value,) if isinstance(value, int) else tuple(value)
+    return numbers * len(size) if len(numbers) == 1 else numbers

@@ -1,18 +1,23 @@
 """``nn.Embedding``: a linear map of one-hot vectors, of which only the place of the one is kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from .kind import AfterForward, Found, Key, Map, Pointed, argument, point_of
+from .inner import Inner, WatchedInside, owner_of_forward
+from .kind import Found, Key, Map, Point, Pointed, argument, point_of
+
+FORWARD, EMBEDDING = nn.Embedding.forward, F.embedding
 
 
 class EmbeddingCall:
     """The key is the token, the error the gradient at its vector."""
 
-    def __init__(self, module: nn.Embedding, tokens: Tensor) -> None:
-        self.module, self.tokens = module, tokens
+    def __init__(self, tokens: Tensor, padding: int | None = None, by_frequency: bool = False) -> None:
+        self.tokens, self.padding, self.by_frequency = tokens, padding, by_frequency
 
     def inputs(self) -> Sequence[Key]:
         """The tokens."""
@@ -24,9 +29,9 @@ class EmbeddingCall:
         if error is None:
             return (Found(0, self.inputs()[0].rows, None),)
         error = error.reshape(*self.tokens.shape, -1)
-        if self.module.padding_idx is not None:
-            error = error.masked_fill((self.tokens == self.module.padding_idx).unsqueeze(-1), 0.0)
-        if self.module.scale_grad_by_freq:
+        if self.padding is not None:
+            error = error.masked_fill((self.tokens == self.padding).unsqueeze(-1), 0.0)
+        if self.by_frequency:
             _, which, counts = self.tokens.unique(return_inverse=True, return_counts=True)
             error = error / counts[which].unsqueeze(-1)
         return (Found(0, self.inputs()[0].rows, error),)
@@ -36,7 +41,7 @@ class EmbeddingCall:
         return output.reshape(*self.tokens.shape, -1)
 
 
-class Embedding(AfterForward):
+class Embedding(WatchedInside):
     """A table of vectors, one a token."""
 
     name, batch_dim = "embedding", None
@@ -64,4 +69,50 @@ class Embedding(AfterForward):
             return None
         assert isinstance(module, nn.Embedding)
         tokens = argument(args, kwargs, 0, "input").detach().clone()
-        return EmbeddingCall(module, tokens), (point_of(output),)
+        return EmbeddingCall(tokens, module.padding_idx, module.scale_grad_by_freq), (point_of(output),)
+
+    def is_plain(self, module: nn.Module) -> bool:
+        """Whether it runs ``nn.Embedding.forward``."""
+        return owner_of_forward(module) is nn.Embedding and nn.Embedding.forward is FORWARD
+
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+        """``F.embedding(tokens, W)``, ``W[tokens]``, ``W[begin:end]`` or ``W.index_select(0, tokens)``."""
+        weight = module._parameters["weight"]
+        assert weight is not None
+        if function is EMBEDDING and argument(args, kwargs, 1, "weight") is weight:
+            call = _functional(weight, args, kwargs)
+        elif function in (Tensor.__getitem__, torch.index_select, Tensor.index_select) and args[0] is weight:
+            tokens = _indexed(weight, args[1]) if function is Tensor.__getitem__ else _selected(args, kwargs)
+            call = None if tokens is None else EmbeddingCall(tokens)
+        else:
+            return None
+        if call is None or not output.requires_grad:
+            return None
+        return Inner(call, Point(output.grad_fn, output.output_nr), False)
+
+
+def _functional(weight: Tensor, args: tuple, kwargs: dict) -> EmbeddingCall | None:
+    """A call of ``F.embedding``; None where it shortens vectors."""
+    padding, shortened = argument(args, kwargs, 2, "padding_idx"), argument(args, kwargs, 3, "max_norm")
+    if shortened is not None:
+        return None
+    if padding is not None and padding < 0:
+        padding += len(weight)
+    tokens: Tensor = argument(args, kwargs, 0, "input")
+    return EmbeddingCall(tokens.detach().clone(), padding, bool(argument(args, kwargs, 5, "scale_grad_by_freq")))
+
+
+def _indexed(weight: Tensor, index: Any) -> Tensor | None:
+    """The rows that an index takes; a slice takes the same ones for all examples, whose axis is therefore 1."""
+    if isinstance(index, tuple) and len(index) == 2 and index[1] == slice(None):
+        index = index[0]
+    if isinstance(index, slice):
+        return torch.arange(*index.indices(len(weight)), device=weight.device).unsqueeze(0)
+    if isinstance(index, Tensor) and index.ndim and index.dtype in (torch.int64, torch.int32):
+        return index.detach() % len(weight)
+    return None
+
+
+def _selected(args: tuple, kwargs: dict) -> Tensor | None:
+    index = argument(args, kwargs, 2, "index")
+    return index.detach().clone() if argument(args, kwargs, 1, "dim") == 0 else None

@@ -80,6 +80,11 @@ Pointed = tuple[Call, Sequence[Point]]
 Watch = Callable[[Call, Sequence[Point]], None]
 """Told of every call that may become slots."""
 
+Unseen = Callable[[Sequence[str], str], None]
+"""Told of parameters of a module (by their names in it) that its forward pass used outside of its linear map, and why
+that is not known.
+"""
+
 
 @runtime_checkable
 class Kind(Protocol):
@@ -103,15 +108,15 @@ class Kind(Protocol):
         """Why a module of this kind cannot be recorded, if so: the end of a sentence."""
         ...
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Put hooks in place that tell of the module's calls; returns their handles."""
+    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+        """Put hooks in place that tell of the module's calls, and of uses that are none; returns their handles."""
         ...
 
 
 class AfterForward:
     """A kind whose calls can be told from what goes into a forward pass and what comes out."""
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
+    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
         """Look at inputs and outputs."""
         return [module.register_forward_hook(Hook(partial(self._after, watch)), prepend=True, with_kwargs=True)]
 

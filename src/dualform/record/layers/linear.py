@@ -1,11 +1,17 @@
 """``nn.Linear``, and the same with its weight turned as Hugging Face's ``Conv1D`` has it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from .kind import AfterForward, Found, Key, Map, Pointed, argument, kept, point_of
+from .inner import Inner, WatchedInside, owner_of_forward, transposed
+from .kind import Found, Key, Map, Pointed, argument, kept, point_of
+
+FORWARD, LINEAR = nn.Linear.forward, torch._C._nn.linear  # pyright: ignore[reportAttributeAccessIssue]
+PRODUCTS = frozenset({torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__})
+SUMS = frozenset({torch.addmm, Tensor.addmm})
 
 
 class LinearCall:
@@ -29,7 +35,7 @@ class LinearCall:
         return output.reshape(*self.key.shape[:-1], -1)
 
 
-class Linear(AfterForward):
+class Linear(WatchedInside):
     """A weight that multiplies the last axis."""
 
     name, batch_dim = "linear", None
@@ -54,9 +60,40 @@ class Linear(AfterForward):
         weight: Tensor = module._parameters["weight"]  # pyright: ignore[reportAssignmentType]
         return LinearCall(kept(x, output.dtype, weight.requires_grad)), (point_of(output),)
 
+    def is_plain(self, module: nn.Module) -> bool:
+        """Whether it runs ``nn.Linear.forward``."""
+        return owner_of_forward(module) is nn.Linear and nn.Linear.forward is FORWARD
+
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+        """``F.linear(x, W)``, ``x @ W.T`` or ``torch.addmm(b, x, W.T)``."""
+        product = self._product(function, args, kwargs)
+        if product is None or product[1] is not module._parameters["weight"] or not output.requires_grad:
+            return None
+        x, weight, bias = product
+        key = kept(x, output.dtype, weight.requires_grad)
+        return Inner(LinearCall(key), point_of(output), bias is not None and bias is module._parameters.get("bias"))
+
+    def _product(self, function: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Input, weight and bias of a matrix product, if it is one."""
+        if function is LINEAR:
+            x, weight, bias = (argument(args, kwargs, i, name) for i, name in enumerate(("input", "weight", "bias")))
+        elif function in PRODUCTS and len(args) == 2:
+            x, weight, bias = args[0], self._right_factor(args[1]), None
+        elif function in SUMS and len(args) == 3 and not kwargs:
+            bias, x, weight = args[0], args[1], self._right_factor(args[2])
+        else:
+            return None
+        return None if weight is None else (x, weight, bias)
+
+    def _right_factor(self, matrix: Tensor) -> Tensor | None:
+        """The weight whose product with an input this matrix gives, if it stands on the right."""
+        return transposed(matrix)
+
 
 class TurnedLinear(Linear):
     """Hugging Face's ``Conv1D`` (GPT-2): a linear layer whose weight is (d_in, d_out)."""
+
+    CLASS = "transformers.pytorch_utils.Conv1D"
 
     name = "linear-turned"
 
@@ -68,3 +105,11 @@ class TurnedLinear(Linear):
     def refusal(self, module: nn.Module) -> str | None:
         """Nothing stands against it."""
         return None
+
+    def is_plain(self, module: nn.Module) -> bool:
+        """Whether it runs the forward pass of ``Conv1D``."""
+        owner = owner_of_forward(module)
+        return owner is not None and f"{owner.__module__}.{owner.__qualname__}" == self.CLASS
+
+    def _right_factor(self, matrix: Tensor) -> Tensor | None:
+        return matrix

@@ -1,64 +1,56 @@
 """``nn.MultiheadAttention``: its projections run inside one function, where they are seen by watching that function."""
 
 import threading
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from dualform.errors import UnsupportedLayer
 
 from .hook import Hook
-from .kind import Found, Key, Map, Point, Watch, argument, kept, point_of
+from .kind import Found, Key, Map, Point, Unseen, Watch, argument, kept, point_of
+from .linear import LINEAR
 
 Projection = tuple[Tensor, Tensor, Tensor]
 """Input, weight and output of one."""
 
 
-class Projections:
+class Projections(TorchFunctionMode):
     """Sees the linear projections of one forward pass of a module: all calls of ``F.linear`` with a weight of it.
 
-    The function is wrapped only while some module is watched. Others pass through it as ever.
+    Only functions that the thread of this forward pass calls are seen, and only while it runs.
     """
 
-    _lock = threading.Lock()
-    _running: ClassVar[list["Projections"]] = []
-    _linear: ClassVar[Any] = None
-
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.weights, self.thread = weights, threading.get_ident()
+        super().__init__()
+        self.weights = weights
         self.seen: list[Projection] = []
 
-    def begin(self) -> None:
-        """Watch from now on."""
-        with self._lock:
-            if not self._running:
-                Projections._linear, F.linear = F.linear, _watched_linear
-            self._running.append(self)
-
-    def end(self) -> None:
-        """Watch no longer."""
-        with self._lock:
-            self._running.remove(self)
-            if not self._running:
-                F.linear, Projections._linear = Projections._linear, None
-
-    @classmethod
-    def call(cls, args: tuple, kwargs: dict) -> Tensor:
-        """Let a projection run as it is, and note it where it belongs."""
-        running = [each for each in cls._running if each.thread == threading.get_ident()]
-        output = (cls._linear or F.linear)(*args, **kwargs)
-        x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
-        for each in running[-1:]:
-            if any(weight is own or weight._base is own for own in each.weights):
-                each.seen.append((x, weight, output))
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Let a function run as it is, and note it if it is a projection."""
+        kwargs = kwargs or {}
+        if function is F.multi_head_attention_forward:
+            with self:
+                return _opened(function)(*args, **kwargs)
+        output = function(*args, **kwargs)
+        if function is LINEAR:
+            x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
+            if any(weight is own or weight._base is own for own in self.weights):
+                self.seen.append((x, weight, output))
         return output
 
 
-def _watched_linear(*args: Any, **kwargs: Any) -> Tensor:
-    return Projections.call(args, kwargs)
+def _opened(function: Any) -> Callable:
+    """The same code, but the functions that it calls can be seen: its own check for modes would hide them."""
+    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _refuse_compiled() -> None:
@@ -147,32 +139,43 @@ class Multihead:
         """Nothing stands against it."""
         return None
 
-    def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
-        """Watch the function that it calls, from before its forward pass to after it."""
-        running: list[Projections | None] = []
-
-        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            assert isinstance(module, nn.MultiheadAttention)
-            if torch.compiler.is_compiling():
-                _refuse_compiled()
-            running.append(Projections(_weights(module)) if torch.is_grad_enabled() else None)
-            if running[-1] is not None:
-                running[-1].begin()
-
-        def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            seeing = running.pop() if running else None
-            if seeing is None:
-                return
-            seeing.end()
-            assert isinstance(module, nn.MultiheadAttention)
-            if seeing.seen and output is not None:
-                query: Tensor = argument(args, kwargs, 0, "query")
-                batch = 1 if query.ndim == 2 else query.shape[0 if module.batch_first else 1]
-                uses, points = _uses(module, seeing.seen)
-                if uses:
-                    watch(MultiheadCall(module, uses, batch), points)
-
+    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+        """Watch the functions that it calls, from before its forward pass to after it."""
+        passes = AttentionPasses(watch)
         return [
-            module.register_forward_pre_hook(Hook(before), with_kwargs=True),
-            module.register_forward_hook(Hook(after), prepend=True, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(Hook(passes.begin), with_kwargs=True),
+            module.register_forward_hook(Hook(passes.end), prepend=True, with_kwargs=True, always_call=True),
         ]
+
+
+class AttentionPasses:
+    """The forward passes of one module that are being watched, in each thread the innermost last."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self._running = watch, threading.local()
+
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A forward pass begins. Without gradients torch may take a fast path, which a mode would bar."""
+        assert isinstance(module, nn.MultiheadAttention)
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
+        trained = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        running = self._running.__dict__.setdefault("passes", [])
+        running.append(Projections(_weights(module)) if trained else None)
+        if running[-1] is not None:
+            running[-1].__enter__()
+
+    def end(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        """It is over, with an output or with an error."""
+        running = self._running.__dict__.get("passes")
+        projections = running.pop() if running else None
+        if projections is None:
+            return
+        projections.__exit__(None, None, None)
+        assert isinstance(module, nn.MultiheadAttention)
+        if projections.seen and output is not None:
+            query: Tensor = argument(args, kwargs, 0, "query")
+            batch = 1 if query.ndim == 2 else query.shape[0 if module.batch_first else 1]
+            uses, points = _uses(module, projections.seen)
+            if uses:
+                self.watch(MultiheadCall(module, uses, batch), points)

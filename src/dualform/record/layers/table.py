@@ -5,6 +5,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .conv import Convolution
 from .embedding import Embedding
+from .inner import WatchedInside
 from .kind import Kind
 from .linear import Linear, TurnedLinear
 from .multihead import Multihead
@@ -19,7 +20,7 @@ KINDS: dict[type, Kind] = {
     nn.MultiheadAttention: Multihead(),
 }
 
-OTHERS: dict[str, Kind] = {"transformers.pytorch_utils.Conv1D": TurnedLinear()}
+OTHERS: dict[str, Kind] = {TurnedLinear.CLASS: TurnedLinear()}
 """Layers of other packages, by the name of their class."""
 
 
@@ -31,6 +32,12 @@ def kind_of(module: nn.Module) -> Kind | None:
         if (name := f"{cls.__module__}.{cls.__qualname__}") in OTHERS:
             return OTHERS[name]
     return None
+
+
+def owns_forward(module: nn.Module) -> bool:
+    """Whether a module of a kind runs a forward pass of its own, so that its map is the functional call inside that."""
+    kind = kind_of(module)
+    return isinstance(kind, WatchedInside) and not kind.is_plain(module)
 
 
 def refusal_of(name: str, module: nn.Module) -> str | None:
