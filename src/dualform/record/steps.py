@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, optim
 
 from dualform.errors import NonFiniteGradient
@@ -16,6 +17,7 @@ from dualform.rules import Rule
 from dualform.types import Transition
 
 from .book import Booked
+from .eager import eager
 from .gradients import Follower
 from .marks import Marks
 from .moved import Moved
@@ -50,7 +52,7 @@ class Steps:
         """Put the hooks in place; returns their handles."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            handles.append(optimizer.register_step_pre_hook(partial(self._before, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
             handles.append(optimizer.register_step_post_hook(partial(self._after, rule)))
         return handles
 
@@ -60,22 +62,29 @@ class Steps:
             return True
         return self._passes.ranks.alone and not self._passes.waiting
 
-    def _before(
+    def _begin(
         self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        return self._before(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
+
+    @eager
+    def _before(
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:  # fmt: skip
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
         if closure is None:
-            self._stage(rule, optimizer)
+            self._stage(rule, compiled, optimizer)
             return None
 
         def closed() -> Any:  # the gradients of this step come with the closure
             loss = closure()
-            self._stage(rule, optimizer)
+            self._stage(rule, compiled, optimizer)
             return loss
 
         return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
 
-    def _stage(self, rule: Rule | None, optimizer: optim.Optimizer) -> None:
+    @eager
+    def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
         self._staged, self._booked = None, []
         found_inf = getattr(optimizer, "found_inf", None)
@@ -85,6 +94,7 @@ class Steps:
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged, owner, mine = [], self.plan.owner, self.plan.rules.index(rule)
         for group in optimizer.param_groups:
+            options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
                 owner.setdefault(id(parameter), mine)
                 follower = self._followers.get(id(parameter))
@@ -94,7 +104,7 @@ class Steps:
                     follower.passes = []
                     continue
                 bare = self._look_at(follower, parameter.grad)
-                settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
+                settings = rule.settings(options, optimizer.state.get(parameter, {})) if rule else {}
                 if settings != self._last[1] or rule is not self._rule:  # most steps are alike
                     self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
                 transition, settings = self._last
@@ -137,6 +147,7 @@ class Steps:
             f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
         )
 
+    @eager
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         staged, self._staged = self._staged, None
         if staged is None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..eager import eager
+
 Node = torch.autograd.graph.Node
 
 
@@ -117,6 +119,7 @@ class AfterForward:
         """What a forward pass was; None if no gradient will come back."""
         raise NotImplementedError
 
+    @eager
     def _after(self, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if torch.is_grad_enabled() and (found := self.call(module, args, kwargs, output)) is not None:
             watch(*found)
