@@ -14,5 +14,5 @@ def eager(hook: Callable[P, R]) -> Callable[P, R]:
 
     ``torch.compiler.disable`` does the same, but imports the compiler together with dualform.
     """
-    disabled: Any = torch._disable_dynamo(hook)
+    disabled: Any = torch._disable_dynamo(hook)  # pyright: ignore[reportPrivateImportUsage]
     return disabled

@@ -33,6 +33,7 @@ from .samples import Samples
 from .shelf import Shelf
 from .stations import Stations
 from .steps import Steps
+from .unwrap import plain_optimizers
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
@@ -69,7 +70,7 @@ def record(
     - ``overwrite``: replace a memory that is there already.
     - ``snapshot_every``: how often the rest is kept; by default as often as costs about a megabyte a step.
     """
-    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+    optimizers = plain_optimizers(optimizer)
     if dtype not in STORED:
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
     if snapshot_every is not None and snapshot_every < 1:
