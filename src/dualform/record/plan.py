@@ -57,6 +57,7 @@ class Plan:
     """The entries that the certificate follows."""
     owner: dict[int, int]
     """Which optimiser has a parameter, by its id (groups may be added later)."""
+    model: nn.Module
 
     @property
     def explained(self) -> list[str]:
@@ -143,7 +144,7 @@ def make_plan(
             ParameterInfo(name, kinds.get(name, "rest"), tuple(tensor.shape), dtype, rule.name if rule else None)
         )
     patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
-    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner)
+    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model)
 
 
 def _modules(

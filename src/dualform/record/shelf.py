@@ -19,6 +19,7 @@ from .marks import Marks
 from .meeting import Meeting, Said, glance
 from .moved import Moved, New, factors_of, line_of, new_batches, scales_of
 from .notes import Notes
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan
 from .proof import Proof, Used
@@ -45,10 +46,10 @@ class Shelf:
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int,
+        writer: Writer, visits: int, outside: Outside,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.marks, self.proof, self.writer = marks, proof, writer
+        self.marks, self.proof, self.writer, self.outside = marks, proof, writer, outside
         self.ranks, self.visit = passes.ranks, visits
         self._meet_at, self._full = marks.step + 1, False
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
@@ -130,14 +131,17 @@ class Shelf:
         }
         if ledger and self.plan.in_ledger:
             shard.ledger = self.passes.book.state()
+        foreign = self.outside.foreign()  # what the model holds then is not the network of the last step
         if self.plan.ledger_only:
             shard.replaces = True
             shard.keep(self.rest.all(shard.last))
-        else:
+        elif not (foreign and self.rest.due(shard.last)):
             shard.keep(self.rest.changed(shard.last))
-        shard.keep(self.stations.due(shard.last, self.passes.bytes))
+        if not foreign:
+            shard.keep(self.stations.due(shard.last, self.passes.bytes))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
-        shard.certificate = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+        certified = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+        shard.certificate = self.outside.certificate(certified, foreign)
         return shard
 
     def _send(self, shard: Pending) -> None:

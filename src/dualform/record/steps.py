@@ -36,7 +36,7 @@ class Steps:
 
     def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
         self.plan, self.notes, self.book = plan, notes, passes.book
-        self.samples, self.marks, self.shelf = samples, marks, shelf
+        self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._passes = passes
         self._together: list[optim.Optimizer] = []
@@ -93,12 +93,14 @@ class Steps:
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged, owner, mine = [], self.plan.owner, self.plan.rules.index(rule)
+        self.outside.look_at_links(self.marks.step + 1)
         for group in optimizer.param_groups:
             options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
                 owner.setdefault(id(parameter), mine)
                 follower = self._followers.get(id(parameter))
                 if follower is None:
+                    self.outside.look_at_parameter(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []
@@ -108,6 +110,7 @@ class Steps:
                 if settings != self._last[1] or rule is not self._rule:  # most steps are alike
                     self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
                 transition, settings = self._last
+                self.outside.before_step(follower.name, rule, optimizer.state.get(parameter, {}))
                 staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
                 if follower.name in self.book.accounts:
                     assert transition is not None
@@ -160,5 +163,6 @@ class Steps:
         for each in staged:
             state = optimizer.state.get(each.follower.parameter, {})
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
+            self.outside.after_step(each.follower.name, rule, state)
             each.follower.passes = []
         self.shelf.add(self.marks.step, staged, whole=self._whole())

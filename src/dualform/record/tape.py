@@ -23,6 +23,7 @@ from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
 from .options import Options
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan, make_plan
 from .proof import Proof
@@ -138,11 +139,15 @@ class Tape:
             undo.callback(writer.stop)
             stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits)
+            outside = Outside(plan, self.optimizers, self._passes, self._marks)
+            self._shelf = Shelf(
+                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside
+            )
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
+            self._handles += outside.hook()
             self._say()
             self._running = True
             self._undo = undo.pop_all()
@@ -195,8 +200,9 @@ class Tape:
 
     def _close(self) -> None:
         explained = {name: self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)}
+        own = self._ranks.first and not self._shelf.outside.close()
         if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
-            self._shelf.keep(self.step, explained if self._ranks.first else {})
+            self._shelf.keep(self.step, explained if own else {})
         self._shelf.flush()
         with self._ranks.together():
             if self._ranks.first:
@@ -206,7 +212,7 @@ class Tape:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
         writer = self._shelf.writer
         late = [name for name in self.plan.explained if name not in self._shelf.proof.proofs]
-        if late and self.step:
+        if late and self.step and not self._shelf.outside.foreign():
             store = Store(self.path, writer.manifest if self._ranks.alone else None, self.plan.known_rules)
             writer.certify(certify(store, View(self.step), self.plan.tensors, only=late))
 
