@@ -15,6 +15,7 @@ from dualform.attend import (
     explained_layers,
     initial_part,
     moves,
+    rounding,
     shaped_parameters,
     split,
 )
@@ -67,7 +68,7 @@ def check_samples(store: Store, view: View, only: Sequence[str] | None = None) -
                 built = shaped[name].total.reshape(-1)[which]
             else:
                 built = _entries(store, layer, name, view, which.numpy())
-            eps = torch.finfo(initial.dtype).eps
+            eps = rounding(store, view, name, initial.dtype)
             found[name] = agreement(actual, first, built, moves(store, view, name), eps)
     return found
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Agreement, State, advance, compared, state_at
+from dualform.attend import Agreement, Rounding, State, advance, compared, state_at
 from dualform.memory import ParameterStep, Store
 from dualform.rules import Rule
 from dualform.types import LayerInfo
@@ -51,6 +51,7 @@ class Proof:
             kind = Scalar if rule is None or rule.precondition is None else Shaped
             moves = int((store.schedule(name).steps <= step).sum())
             self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
+            self.proofs[name].squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
     def take(self, lines: Sequence[Line], used: Sequence[Used]) -> None:
@@ -61,6 +62,7 @@ class Proof:
                 moves[line.parameter].append((step, line))
         for name, some in moves.items():
             self.proofs[name].begin(some)
+            self.proofs[name].squares += sum(line.gradient_eps**2 for _, line in some)
         runs: dict[int, list[Used]] = {}
         for each in used:
             runs.setdefault(id(each.slots.run), []).append(each)
@@ -104,6 +106,8 @@ class Followed:
         self.eps, self.begun = torch.finfo(first.dtype).eps, first
         self.first, self.state = patch.of(first).double(), state.patch(lambda t: patch.of(t).double())
 
+    squares = 0.0
+    """The squares of the precisions in which gradients were computed, added up over the moves."""
     more: Sequence[Tensor]
     """What slots have added since the steps began that are being taken."""
 
@@ -111,7 +115,8 @@ class Followed:
         """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
         now = actual.detach().cpu()
         off = (self.patch.of(now).double() - self.state.weight).norm() * (now.numel() / self.first.numel()) ** 0.5
-        return compared(float(off), float((now - self.begun).norm()), float(now.norm()), self.moves, self.eps)
+        eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
+        return compared(float(off), float((now - self.begun).norm()), float(now.norm()), self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, optim
 
@@ -31,6 +32,10 @@ LOOKED_AT = 1 << 12
 """Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
 
 
+FINE = torch.finfo(torch.float64).eps
+"""Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
+
+
 class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
@@ -45,7 +50,7 @@ class Steps:
         """The backward passes by then."""
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
-        self._rule: Rule | None = None
+        self._rule: tuple[Rule | None, bool] = None, False
         self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
@@ -107,8 +112,12 @@ class Steps:
                     continue
                 bare = self._look_at(follower, parameter.grad)
                 settings = rule.settings(options, optimizer.state.get(parameter, {})) if rule else {}
-                if settings != self._last[1] or rule is not self._rule:  # most steps are alike
-                    self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
+                rounds = bool(rule) and rule.decays_by_factor and follower.eps > FINE and not group.get("fused")
+                if settings != self._last[1] or (rule, rounds) != self._rule:  # most steps are alike
+                    transition = rule.transition(settings) if rule else None
+                    if rounds and transition is not None:
+                        transition = transition._replace(ww=float(np.float32(transition.ww)))
+                    self._last, self._rule = (transition, settings), (rule, rounds)
                 transition, settings = self._last
                 self.outside.before_step(follower.name, rule, optimizer.state.get(parameter, {}))
                 staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))

@@ -170,8 +170,12 @@ def adamax_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     return 1 / u
 
 
-ADAM = Rule("Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings)
-ADAMW = Rule("AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings)
-NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings)
-RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings)
+ADAM = Rule(
+    "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
+)
+ADAMW = Rule(
+    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
+)
+NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True)
+RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True)
 ADAMAX = Rule("Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings)
