@@ -15,7 +15,8 @@ A memory is a folder::
     calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
     visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
     steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
-                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), and a few entries
+                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), the machine
+                                 precision in which the gradient was computed (gradient_eps), and a few entries
                                  of the parameter and of the optimiser's state of it after the step
     snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
                                  parameters at the end; and now and then parameters under a preconditioned rule with the

@@ -134,6 +134,13 @@ class Store:
         """What the optimiser did to a parameter. Kept for the next question."""
         return self.kept(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
+    def gradient_eps(self, parameter: str, step: int) -> float:
+        """The machine precision in which the gradients of a parameter were computed up to a step."""
+        if self.parameters[parameter].kind == "ledger":
+            entries = [entry for entry in self.manifest.ledgers if entry.step == step]
+            return max((entry.gradient_eps.get(parameter, 0.0) for entry in entries), default=0.0)
+        return self._schedule.gradient_eps(parameter, step) if self.steps else 0.0
+
     def rule(self, parameter: str) -> Rule | None:
         """The rule that explains a parameter; None if there is none, or none is needed to read it."""
         name = self.parameters[parameter].rule

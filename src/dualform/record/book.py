@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, optim
 
-from dualform.attend import Agreement, State, agreement, move, precondition
+from dualform.attend import Agreement, Rounding, State, agreement, move, precondition
 from dualform.errors import NoteError, QueryError
 from dualform.memory import LedgerState, gradient_from
 from dualform.rules import Rule
@@ -22,7 +22,7 @@ from dualform.types import LayerInfo, Transition
 
 from .audit import scale_of
 from .begin import state_tensors
-from .gradients import Follower, Opened
+from .gradients import Follower, Opened, gradient_eps
 from .plan import Plan
 from .ranks import Ranks
 from .stage import Slots
@@ -42,6 +42,8 @@ class Account:
     buffer: Tensor
     first: Tensor
     moves: int = 0
+    gradient_eps: float = 0.0
+    """The lowest precision in which a gradient was computed."""
     gradient: dict[int, Tensor] = field(default_factory=dict)
     """The gradient of this step so far, by group."""
     opened: Opened | None = None
@@ -126,6 +128,7 @@ class Book:
         for name, account in self.accounts.items():
             account.weight, account.buffer = kept.weights[name].clone(), kept.buffers[name].clone()
             account.first, account.moves = kept.first[name].to(account.weight.dtype), kept.moves.get(name, 0)
+            account.gradient_eps = kept.gradient_eps.get(name, 0.0)
 
     # ------------------------------------------------------------------------------------------- gradients
 
@@ -204,6 +207,7 @@ class Book:
         if not follower.passes:
             account.gradient = {}
         account.opened = None
+        account.gradient_eps = max(account.gradient_eps, gradient_eps(follower.passes))
         parameter, rule = follower.parameter, account.rule
         assert parameter.grad is not None
         shared = {key: tensor.detach() for key, tensor in state_tensors(rule, state).items()}
@@ -231,6 +235,7 @@ class Book:
             weights={name: account.weight.clone() for name, account in self.accounts.items()},
             buffers={name: account.buffer.clone() for name, account in self.accounts.items()},
             first={name: account.first for name, account in self.accounts.items()},
+            gradient_eps={name: account.gradient_eps for name, account in self.accounts.items()},
         )
 
     def certificate(self) -> dict[str, Agreement]:
@@ -240,7 +245,8 @@ class Book:
             actual, total = account.parameter.detach().cpu(), account.weight.double().sum(0)
             self.ranks.add_up([total])
             eps = torch.finfo(actual.dtype).eps
-            found[name] = agreement(actual, account.first.double(), total, account.moves, eps)
+            first, rounding = account.first.double(), Rounding(eps, account.gradient_eps)
+            found[name] = agreement(actual, first, total, account.moves, rounding)
         return found
 
 

@@ -62,6 +62,11 @@ class Pass:
     later: bytes | None = None
 
 
+def gradient_eps(passes: Sequence[Pass]) -> float:
+    """The machine precision in which a gradient was computed: that of the inputs and errors it is the product of."""
+    return max((slots.eps for added in passes for slots in added.slots), default=0.0)
+
+
 @dataclass(slots=True)
 class Opened:
     """A backward pass that has reached a parameter and is not over yet."""

@@ -11,7 +11,7 @@ from dualform.memory import ParameterStep
 from dualform.types import Transition
 
 from .audit import Found
-from .gradients import Follower, Pass
+from .gradients import Follower, Pass, gradient_eps
 from .notes import Batch
 from .stage import Slots
 
@@ -82,5 +82,6 @@ def factors_of(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple
 def line_of(moved: Moved, scale: float) -> ParameterStep:
     """What the memory keeps of it."""
     return ParameterStep(
-        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample
-    )
+        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample,
+        gradient_eps(moved.passes),
+    )  # fmt: skip

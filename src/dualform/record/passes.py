@@ -20,6 +20,7 @@ from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType
 
 from .book import Book
+from .eager import eager
 from .gradients import Follower, Opened
 from .interrupts import Interrupts
 from .layers import Call, Found, Point
@@ -126,6 +127,7 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
+    @eager
     def _forward(
         self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
     ) -> None:
@@ -150,6 +152,7 @@ class Passes:
         for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
+    @eager
     def _error(self, forward: Forward, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
         error = errors[output]
         if not self.open or error is None:
@@ -171,6 +174,7 @@ class Passes:
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
 
+    @eager
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
         under_way = self._tasks.pop(task)

@@ -58,6 +58,7 @@ class Plan:
     """The entries that the certificate follows."""
     owner: dict[int, int]
     """Which optimiser has a parameter, by its id (groups may be added later)."""
+    model: nn.Module
     demoted: tuple[str, ...] = ()
     """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
 
@@ -167,7 +168,7 @@ def make_plan(
         reason = reasons[name] if kind == "rest" else ""
         parameters.append(ParameterInfo(name, kind, tuple(tensor.shape), dtype, rule.name if rule else None, reason))
     patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
-    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner)
+    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model)
 
 
 def _modules(

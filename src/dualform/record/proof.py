@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Agreement, State, advance, compared, state_at
+from dualform.attend import Agreement, Rounding, State, advance, compared, state_at
 from dualform.memory import ParameterStep, Store
 from dualform.rules import Rule
 from dualform.types import LayerInfo
@@ -61,6 +61,8 @@ class Proof:
             self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
             if kind is Scalar or probes[name].entrywise:
                 self.wholes[name] = kind(name, probes[name], rule, store.initial(name), state, moves)
+            for followed in self._followed(name):
+                followed.squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
     def take(
@@ -75,6 +77,8 @@ class Proof:
                 moves[line.parameter].append((step, line))
         for name, some in moves.items():
             self.proofs[name].begin(some)
+            for followed in self._followed(name):
+                followed.squares += sum(line.gradient_eps**2 for _, line in some)
             if whole := self.wholes.get(name):
                 whole.begin(some)
                 steps = [step for step, _ in some]
@@ -110,6 +114,9 @@ class Proof:
             cut = keys.values[:, place] if place is not None else None
             proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
+    def _followed(self, name: str) -> list["Scalar | Shaped"]:
+        return [follows[name] for follows in (self.proofs, self.wholes) if name in follows]
+
     def forget(self, name: str) -> None:
         """Follow a parameter no longer."""
         self.proofs.pop(name, None)
@@ -143,6 +150,8 @@ class Followed:
         self.state = state.patch(lambda tensor: look.of(tensor).double())
         self.shape = self.state.weight.shape
 
+    squares = 0.0
+    """The squares of the precisions in which gradients were computed, added up over the moves."""
     more: Sequence[Tensor]
     """What slots have added since the steps began that are being taken."""
 
@@ -150,7 +159,8 @@ class Followed:
         """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
         now = actual.detach().cpu()
         off = float((self.look.of(now).double() - self.state.weight).norm()) * self.look.share(now.numel()) ** -0.5
-        return compared(off, float((now - self.begun).norm()), float(now.norm()), self.moves, self.eps)
+        eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
+        return compared(off, float((now - self.begun).norm()), float(now.norm()), self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""

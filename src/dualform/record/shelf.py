@@ -26,6 +26,7 @@ from .marks import Marks
 from .meeting import Meeting, Said, glance
 from .moved import Moved, New, factors_of, line_of, new_batches, scales_of
 from .notes import Notes
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan
 from .proof import Line, Proof, Used
@@ -65,10 +66,10 @@ class Shelf:
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int, interrupts: Interrupts,
+        writer: Writer, visits: int, outside: Outside, interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.marks, self.proof, self.writer = marks, proof, writer
+        self.marks, self.proof, self.writer, self.outside = marks, proof, writer, outside
         self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
         self.unfinished = Unfinished(plan.tensors)
         self._meet_at, self._full = marks.step + 1, False
@@ -162,7 +163,7 @@ class Shelf:
         if not shard.last:
             return None
         self.unfinished.mark(self.marks)
-        foreign = self.unfinished.changed()
+        unfinished = self.unfinished.changed()
         self._look_for_nan(shard)
         self._digest()
         shard.slots = {
@@ -171,6 +172,9 @@ class Shelf:
         }
         if ledger and self.plan.in_ledger:
             shard.ledger = self.passes.book.state()
+        foreign = self.outside.foreign().union(
+            unfinished
+        )  # what the model holds then is not the network of the last step
         if self.plan.ledger_only:
             shard.replaces = True
             shard.keep(self.rest.all(shard.last, live))
@@ -178,7 +182,9 @@ class Shelf:
             shard.keep(self.rest.changed(shard.last, live))
         if not foreign:
             shard.keep(self.stations.due(shard.last, self.passes.bytes))
-            shard.certificate = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+        if not unfinished:
+            certified = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+            shard.certificate = self.outside.certificate(certified, foreign)
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         return shard
 

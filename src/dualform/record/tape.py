@@ -25,6 +25,7 @@ from .interrupts import Interrupts
 from .marks import Marks
 from .notes import Notes
 from .options import Options
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan, make_plan
 from .proof import Proof
@@ -35,6 +36,7 @@ from .samples import Samples
 from .shelf import Shelf
 from .stations import Stations
 from .steps import Steps
+from .unwrap import plain_optimizers
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
@@ -71,7 +73,7 @@ def record(
     - ``overwrite``: replace a memory that is there already.
     - ``snapshot_every``: how often the rest is kept; by default as often as costs about a megabyte a step.
     """
-    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+    optimizers = plain_optimizers(optimizer)
     if dtype not in STORED:
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
     if snapshot_every is not None and snapshot_every < 1:
@@ -148,13 +150,15 @@ class Tape:
             undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
             stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
+            outside = Outside(plan, self.optimizers, self._passes, self._marks)
             self._shelf = Shelf(
-                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, interrupts
+                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside, interrupts
             )
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, interrupts)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
+            self._handles += outside.hook()
             self._say()
             interrupts.deliver(sys._getframe(1))  # while all of this can still be undone
             self._running = True
@@ -221,18 +225,19 @@ class Tape:
 
     def _keep_weights(self) -> None:
         """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
-        broken off belong to no step.
+        broken off, and those that somebody put there since, belong to no step.
         """
-        plan = self._shelf.plan
+        plan, unfinished = self._shelf.plan, self._shelf.unfinished.changed()
+        foreign = self._shelf.outside.close(unfinished)
         explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
-        if self.step > (self.options.resume or 0) and not self._shelf.unfinished.changed():
-            self._shelf.keep(self.step, explained if self._ranks.first else {})
+        if self.step > (self.options.resume or 0) and not unfinished:
+            self._shelf.keep(self.step, explained if self._ranks.first and not foreign else {})
 
     def _check_the_others(self) -> None:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
         writer, plan = self._shelf.writer, self._shelf.plan
         late = [name for name in plan.explained if name not in self._shelf.proof.proofs]
-        if late and self.step and writer.manifest.certificate is not None:
+        if late and self.step and writer.manifest.certificate is not None and not self._shelf.outside.foreign():
             store = Store(self.path, writer.manifest if self._ranks.alone else None, plan.known_rules)
             writer.certify(certify(store, View(self.step), plan.tensors, only=late))
 

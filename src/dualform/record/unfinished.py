@@ -41,11 +41,13 @@ class Unfinished:
         changed = [parameter for parameter, before in self._before if self._versions(parameter) != before]
         return [self._names[id(parameter)] for parameter in changed if id(parameter) in self._names]
 
-    def mark(self, marks: Marks) -> None:
-        """Mark what a step changed that will not end any more."""
-        for name in [] if self._marked else self.changed():
+    def mark(self, marks: Marks) -> list[str]:
+        """Mark what a step changed that will not end any more; returns the names."""
+        names = self.changed()
+        for name in [] if self._marked else names:
             marks("interrupted-step", name, BROKEN_OFF, marks.step + 1)
         self._marked = True
+        return names
 
     def _versions(self, parameter: Tensor) -> list[int]:
         state = self._state.get(parameter)
