@@ -13,13 +13,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
 from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType
 
 from .book import Book
+from .credit import Credit
+from .entries import Entries, Entry
 from .gradients import Follower, Opened
 from .layers import Call, Found, Point
 from .notes import Batch, Notes
@@ -37,7 +39,7 @@ FIRST = 64
 
 class Forward(NamedTuple):
     """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
-    that batch, and the parameters of each map that are trained.
+    that batch and inside the user's call, and the parameters of each map that are trained.
     """
 
     call: Call
@@ -45,6 +47,8 @@ class Forward(NamedTuple):
     uses: Sequence[Use]
     batch: Batch
     number: int
+    entry: Entry | None
+    order: int | None
     trained: Sequence[Sequence[Follower]]
 
 
@@ -65,9 +69,12 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, ranks: Ranks
+        self, plan: Plan, dtype: DType, followers: Mapping[str, Follower], notes: Notes, book: Book, credit: Credit,
+        ranks: Ranks,
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
+        self.credit = credit
+        self.entries = Entries(plan.model, self._entered)
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -91,7 +98,7 @@ class Passes:
         for recorded in self.plan.modules:
             held = [[(one.table, one.own, self.followers[one.name]) for one in use.held] for use in recorded.uses]
             handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held))
-        return handles
+        return [*handles, self.entries.hook()]
 
     def renew(self, arena: Arena) -> None:
         """From now on slots lie elsewhere: what lay in the old place is being written."""
@@ -103,6 +110,10 @@ class Passes:
     def waiting(self) -> bool:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
+
+    def _entered(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """The user's call of a module is over."""
+        self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
 
     def _forward(
         self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
@@ -119,12 +130,19 @@ class Passes:
             trained.append(mine)
         if not any(trained):
             return
+        if self.credit.probing:
+            self.credit.reached_model = True
+            return
+        name, entry, order = recorded.uses[0].info.name, self.entries.last, None
         if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
-            self.notes.before_forward()
-        batch, name = self.notes.batch, recorded.uses[0].info.name
+            entry = self.entries.current
+            if entry is None or not entry.calls:
+                self.notes.begin_forward()
+            order = self.entries.number(name)
+        batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        forward = Forward(call, len(points), recorded.uses, batch, number, trained)
+        forward = Forward(call, len(points), recorded.uses, batch, number, entry, order, trained)
         for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
@@ -162,27 +180,31 @@ class Passes:
         for forward, errors in under_way.calls.values() if added else ():
             users = [[follower for follower in mine if follower in added] for mine in forward.trained]
             if any(users):
-                for found in forward.call.rows(errors):
+                for place, found in enumerate(forward.call.rows(errors)):
                     opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
                     if opened and found.error is not None and found.key.numel():
-                        new.append(self._take(forward, found, opened))
+                        new.append(self._take(forward, place, found, opened))
         if rooms := [each for each in new if each[1]]:
             self._encode(rooms)
         self.backwards += bool(added)
+        self.entries.settle()
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
     def _take(
-        self, forward: Forward, found: Found, users: Sequence[tuple[Follower, Opened]]
+        self, forward: Forward, place: int, found: Found, users: Sequence[tuple[Follower, Opened]]
     ) -> tuple[Slots, list[Room]]:
         """Make slots of a call: what is to be copied, and where to."""
         use, key, error = forward.uses[found.map], found.key, found.error
         assert error is not None
         layer = use.layer
-        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), forward.batch, forward.number)
+        batch = self.notes.arrived(forward.batch)
+        number = forward.number + forward.batch.calls_before[forward.uses[0].info.name]
+        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), batch, number)
+        slots.entry, slots.order, slots.place = forward.entry, forward.order, (forward.uses[0].info.name, place)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
-        slots.batch.arrived = True
+        self.credit.of(slots)
         rooms: list[Room] = []
         if layer.booked:
             slots.end = len(key)

@@ -70,7 +70,7 @@ class Shelf:
             for added in each.passes:
                 for slots in added.slots:
                     if slots.layer.booked and not slots.batch.done:
-                        self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
+                        self.passes.book.count(slots.batch.columns, self.passes.credit.size_of(slots))
                     slots.batch.done = True
         if self.holds(step):
             self._steps[-1] = step, [*self._steps[-1][1], *moved]
@@ -174,7 +174,7 @@ class Shelf:
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
         steps, self._steps = self._steps, []
-        new = new_batches(steps)
+        new = new_batches(steps, self.passes.credit.size_of)
         meeting = None if self.ranks.alone else self._talk(steps, new)
         found = self._audit(steps, meeting)
         self._number_visits(new, meeting)
@@ -244,22 +244,10 @@ class Shelf:
         return found
 
     def _call(self, used: Used) -> Call:
-        """A call with the visits of its rows, if its leading axes tell which."""
+        """A call with the visits of its rows, if it is known which."""
         slots = used.slots
-        leading, axis, batch = slots.leading, slots.layer.batch_dim, slots.batch
-        visit, size, stride = -1, 1, 1
-        if axis < len(leading) and leading[axis] == batch.size:
-            visit, size = batch.visit, leading[axis]
-            for extent in leading[axis + 1 :]:
-                stride *= extent
-        elif axis >= len(leading) or leading[axis] != 1:  # one row for all examples: a table of positions
-            self.marks(
-                "unknown-visits",
-                slots.layer.name,
-                f"its input has the leading axes {leading} where the batch has {batch.size} examples, so its slots "
-                "cannot be told apart by visit; pass batch_dim= if another axis counts the examples",
-                used.step,
-            )
+        owners = self.passes.credit.told(slots, used.step)
+        visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
         return Call(
             slots.layer.name, slots.module, used.step, slots.number, rows, visit, size, stride, used.factor,
@@ -281,7 +269,7 @@ class Shelf:
         for each in new:
             visits, row = (self.visit - before, 0) if meeting is None else meeting.place(each.step, each.number)
             each.batch.size = each.size
-            self.pending.visits.append(each.batch.number(before + visits, each.step, row))
+            self.pending.visits.append(each.batch.number(before + visits, each.step, row, self.notes.copies))
             self.visit += each.size
         if meeting is not None:
             self.visit = before + meeting.visits
