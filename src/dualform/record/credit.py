@@ -61,8 +61,13 @@ class Credit:
             self._ways.learn(entry, answers)
             self._answers.clear()
 
+    @property
+    def probes(self) -> int:
+        """How many there were."""
+        return sum(map(len, self._probed.values()))
+
     def _wants(self, entry: Entry) -> bool:
-        if sum(map(len, self._probed.values())) >= MOST_PROBES:
+        if self.probes >= MOST_PROBES:
             return False
         before = self._probed.get(entry.path)
         return before is None or (self.alone and entry.path in self._wanted and entry.inputs not in before)

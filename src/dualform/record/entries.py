@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .layers.hook import Hook
 from .shadow import opaque
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -47,8 +48,8 @@ class Entries:
         for path, module in self._model.named_modules():
             if path not in self._handles:
                 self._handles[path] = [
-                    module.register_forward_pre_hook(partial(self._before, path), with_kwargs=True),
-                    module.register_forward_hook(partial(self._after, path), with_kwargs=True, always_call=True),
+                    module.register_forward_pre_hook(Hook(partial(self._before, path)), with_kwargs=True),
+                    module.register_forward_hook(Hook(partial(self._after, path)), with_kwargs=True, always_call=True),
                 ]
         return self
 

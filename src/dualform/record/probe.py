@@ -114,7 +114,7 @@ class Probe:
         for scrambled in self._scrambles(args, kwargs):
             other = self._trial(*scrambled)
             answers = [_confirmed(answer, self._rows(other, answer.along, answer.examples)) for answer in answers]
-        return [self._with_shared(answer, first, args, kwargs) for answer in answers]
+        return [self._with_keys(answer, first, args, kwargs) for answer in answers]
 
     def _trial(self, args: tuple, kwargs: dict, evaluating: bool = False) -> Trial:
         """Run a new shadow, with the same random numbers every time."""
@@ -146,20 +146,21 @@ class Probe:
                     lies[place] = Lie(rows, tuple(key.shape[:-1]) or (1,))
         return lies
 
-    def _with_shared(self, answer: Answer, trial: Trial, args: tuple, kwargs: dict) -> Answer:
-        """Rows of several examples whose inputs do not depend on the order of the batch belong to all examples."""
-        mixed = [place for place, lie in answer.rows.items() if lie.rows == MIXED]
-        if not mixed:
+    def _with_keys(self, answer: Answer, trial: Trial, args: tuple, kwargs: dict) -> Answer:
+        """What only the inputs of layers show, as each example takes the place of the next one: rows of several
+        examples whose inputs stay as they are belong to all examples; and rows that no label reached follow.
+        """
+        before = trial.keys()
+        open_places = [place for place in before if place not in answer.rows or answer.rows[place].rows == MIXED]
+        if not open_places:
             return answer
-        rolled = _roll(args, kwargs, answer.examples, answer.along.axis)
-        before, after = trial.keys(), self._trial(*rolled).keys()
-        shared = {
-            place: answer.rows[place]._replace(rows=SHARED)
-            for place in mixed
-            if place in before and place in after
-            and rows_by_rolling([before[place]], [after[place]], answer.examples) == SHARED
-        }  # fmt: skip
-        return answer._replace(rows={**answer.rows, **shared})
+        after = self._trial(*_roll(args, kwargs, answer.examples, answer.along.axis)).keys()
+        more = {}
+        for place in open_places:
+            rows = rows_by_rolling([before[place]], [after[place]], answer.examples) if place in after else SELECTED
+            if rows == SHARED if place in answer.rows else not isinstance(rows, str):
+                more[place] = Lie(rows, tuple(before[place].shape[:-1]) or (1,))
+        return answer._replace(rows={**answer.rows, **more})
 
     # ------------------------------------------------------------------------------------- outputs without examples
 

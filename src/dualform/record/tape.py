@@ -78,8 +78,8 @@ def record(
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
     if snapshot_every is not None and snapshot_every < 1:
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
-    if not isinstance(copies, int) or copies < 1:
-        raise QueryError(f"copies={copies!r} must be a whole number from 1: the blocks of rows that a note stands for.")
+    if copies < 1:
+        raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")

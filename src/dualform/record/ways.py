@@ -51,7 +51,7 @@ class Ways:
 
     def of(self, entry: Entry, size: int | None) -> tuple[Along | None, int | None]:
         """In which way the user's call counts examples, and how many there are: the best one that has as many."""
-        scores = {along: score for along, score in self._scores.get(entry.path, {}).items() if score}
+        scores = {a: score for a, score in self._scores.get(entry.path, {}).items() if score or size is not None}
         counts = {along: _count(along, entry, size) for along in scores}
         best = max((score for along, score in scores.items() if counts[along] is not None), default=0)
         ways = [along for along, score in scores.items() if score == best and counts[along] is not None]
