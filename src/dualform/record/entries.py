@@ -39,6 +39,8 @@ class Entries:
         """The last one that is over."""
         self._depth = 0
         self._called: set[str] = {""}
+        self._without_gradients: set[str] = set()
+        """Called without gradients: in an evaluation, or where activation checkpointing will call it again."""
         self._handles: dict[str, list[Any]] = {}
         self._settled = False
 
@@ -79,17 +81,23 @@ class Entries:
         entry.calls[name] = number + 1
         return number
 
+    def _is_again(self, path: str) -> bool:
+        """Whether a call repeats one that was seen: activation checkpointing inside a backward pass."""
+        return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
+
     @torch.compiler.disable
     def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if torch._C._current_graph_task_id() != -1 or (not self._depth and opaque(module)):
-            return  # inside a backward pass: activation checkpointing; or a trainer's function in place of forward
+        if not self._depth and (opaque(module) or self._is_again(path)):
+            return
         self._depth += 1
         if self._depth == 1:
             self.current = Entry(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
+            if self.current is None:
+                self._without_gradients.add(path)
 
     @torch.compiler.disable
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if torch._C._current_graph_task_id() != -1 or not self._depth:
+        if not self._depth or (self._depth == 1 and self._is_again(path)):
             return
         self._depth -= 1
         if self._depth:

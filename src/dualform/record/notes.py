@@ -106,7 +106,7 @@ class Notes:
 
     def _require_forward(self, batch: Batch) -> None:
         """A note is lost if another one follows before any forward pass."""
-        if batch.columns and not batch.forwards and not batch.instead:
+        if batch.columns and not (batch.forwards or batch.arrived or batch.instead):
             raise NoteError(
                 f"the columns {sorted(batch.columns)} were noted for a batch that no recorded layer has seen: the next "
                 f"note, or the end, came before its forward pass. {WHEN}"
@@ -140,6 +140,11 @@ class Notes:
         elif batch.columns and (batch.arrived or batch.forwards_first):
             self.batch = Batch(follows=batch)
         self.batch.forwards += 1
+
+    def begin_again(self) -> None:
+        """A forward pass runs inside a backward pass, and may have left no trace before."""
+        if self.batch.done:
+            self.batch = Batch()
 
     def arrived(self, batch: Batch) -> Batch:
         """Rows of a forward pass come to a gradient: the batch that they belong to, from now on for good."""
@@ -185,7 +190,7 @@ class Notes:
             raise NoteError(
                 f"column '{name}' holds {kind} values now; the batches before had "
                 f"{f'{before} values there' if before else f'the columns {sorted(self.types)}'}. Note the same "
-                "columns, with values of one kind, for every batch."
+                f"columns, with values of one kind, for every batch. {'' if before else WHEN}".rstrip()
             )
         return value
 

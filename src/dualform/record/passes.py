@@ -133,12 +133,14 @@ class Passes:
         if self.credit.probing:
             self.credit.reached_model = True
             return
-        name, entry, order = recorded.uses[0].info.name, self.entries.last, None
-        if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
-            entry = self.entries.current
+        name, entry, order = recorded.uses[0].info.name, self.entries.current, None
+        if torch._C._current_graph_task_id() == -1:
             if entry is None or not entry.calls:
                 self.notes.begin_forward()
             order = self.entries.number(name)
+        else:  # inside a backward pass: activation checkpointing
+            self.notes.begin_again()
+            entry, order = (self.entries.last, None) if entry is None else (entry, self.entries.number(name))
         batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
