@@ -41,7 +41,7 @@ def train(
         losses = []
         for i, index in enumerate(batches, start=1):
             note(tape, before, index)
-            loss = sum(call(model, inputs[index]).square().mean() for _ in range(forwards))
+            loss = torch.stack([call(model, inputs[index]).square().mean() for _ in range(forwards)]).sum()
             with torch.no_grad():
                 model(inputs)  # an evaluation takes no note
             note(tape, after, index)
@@ -51,7 +51,7 @@ def train(
                 loss.backward()
             if i % accumulate == 0:
                 if together:
-                    sum(losses).backward()
+                    torch.stack(losses).sum().backward()
                     losses = []
                 optimizer.step()
                 optimizer.zero_grad()
@@ -117,7 +117,7 @@ def test_a_ledger_sees_notes_of_either_order(order, tmp_path):
             loss = model(torch.randn(2, 4, dtype=torch.float64)).square().sum()
             if order == "after":
                 tape.note(source=[source] * 2)
-            (parts[source],) = torch.autograd.grad(loss, [model[0].weight], retain_graph=True)
+            (parts[source],) = torch.autograd.grad(loss, [model.get_parameter("0.weight")], retain_graph=True)
             loss.backward()
         optimizer.step()
     ledger = dualform.open(tmp_path).ledger("source")
@@ -186,7 +186,7 @@ LOST = [
 def test_a_note_that_would_be_lost_is_an_error_that_says_when_to_call_it(loop, tmp_path):
     model = mlp(4, 3, 2)
     optimizer = sgd(model)
-    with pytest.raises(NoteError, match="before (the|its) (forward|backward) pass"):  # noqa: SIM117
+    with pytest.raises(NoteError, match=r"before (the|its) (forward|backward) pass"):  # noqa: SIM117
         with dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False) as tape:
             loop(tape, model, optimizer)
 

@@ -188,7 +188,9 @@ class Probe:
         before = self._evaluated(args, kwargs)
         after = self._evaluated(*_roll(args, kwargs, examples, along.axis))
         return {
-            place: Lie(rows_by_rolling(before[place], after[place], examples), tuple(before[place][0].shape[:-1]) or (1,))
+            place: Lie(
+                rows_by_rolling(before[place], after[place], examples), tuple(before[place][0].shape[:-1]) or (1,)
+            )
             for place in before
             if place in after
         }

@@ -44,7 +44,7 @@ class Slots:
         """The user's call that it was a part of, if that is known."""
         self.order: int | None = None
         """Which call of its module it was in that."""
-        self.place = module, 0
+        self.place: tuple[str, int] = module, 0
         """Which of the maps that the call of a module went through, with the module's first name."""
         self.run: Run
         self.begin = self.end = 0
