@@ -22,6 +22,7 @@ from dualform.types import LayerInfo, Transition
 
 from .audit import scale_of
 from .begin import state_tensors
+from .credit import Credit
 from .gradients import Follower, Opened, gradient_eps
 from .plan import Plan
 from .ranks import Ranks
@@ -97,9 +98,9 @@ class Book:
 
     def __init__(
         self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
-        ranks: Ranks,
+        credit: Credit, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.plan, self.by, self.ranks = plan, by, ranks
+        self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, Account] = {}
@@ -167,13 +168,12 @@ class Book:
         values = batch.columns[self.by]
         if not isinstance(values, np.ndarray):
             return np.full(rows, self._group(values))
-        axis, leading = slots.layer.batch_dim, slots.leading
-        if axis >= len(leading) or leading[axis] != len(values):
+        owners = self.credit.told(slots, self.credit.marks.step + 1)
+        if owners is None:
             return np.full(rows, self._group(None))
         names, which = np.unique(values, return_inverse=True)
-        stride = int(np.prod(leading[axis + 1 :], dtype=np.int64))
         numbers = np.array([self._group(name.item()) for name in names])
-        return numbers[which][np.arange(rows) // stride % len(values)]
+        return numbers[which][np.arange(rows) // owners.stride % owners.examples]
 
     def _group(self, name: Hashable) -> int:
         if name not in self.groups:

@@ -1,6 +1,6 @@
 """What a step did to each parameter: as far as it is known while training runs, and what is found out of that later."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class New(NamedTuple):
     batch: Batch
 
 
-def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
+def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]], size_of: Callable[[Slots], int]) -> list[New]:
     """The batches that steps use for the first time, in their order."""
     new: dict[int, New] = {}
     for step, moved in steps:
@@ -51,10 +51,9 @@ def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
-                    batch, axis = slots.batch, slots.layer.batch_dim
+                    batch = slots.batch
                     if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
-                        size = slots.leading[axis if axis < len(slots.leading) else 0]
-                        new[id(batch)] = New(step, number, size if batch.size is None else batch.size, batch)
+                        new[id(batch)] = New(step, number, size_of(slots), batch)
                         number += 1
     return list(new.values())
 

@@ -13,14 +13,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
 from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType
 
 from .book import Book
+from .credit import Credit
 from .eager import eager
+from .entries import Entries, Entry
 from .gradients import Follower, Opened
 from .interrupts import Interrupts
 from .layers import Call, Found, Point
@@ -33,7 +35,7 @@ from .stage import SHARD_BYTES, Slots, Stage
 
 class Forward(NamedTuple):
     """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
-    that batch, and the parameters of each map that are trained.
+    that batch and inside the user's call, and the parameters of each map that are trained.
     """
 
     call: Call
@@ -41,6 +43,8 @@ class Forward(NamedTuple):
     uses: Sequence[Use]
     batch: Batch
     number: int
+    entry: Entry | None
+    order: int | None
     trained: Sequence[Sequence[Follower]]
 
 
@@ -61,11 +65,12 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, ranks: Ranks,
-        interrupts: Interrupts,
+        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, credit: Credit,
+        ranks: Ranks, interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
-        self.interrupts = interrupts
+        self.credit, self.interrupts = credit, interrupts
+        self.entries = Entries(plan.model, self._entered)
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -96,7 +101,7 @@ class Passes:
             self._places += held
             unseen = partial(self._unseen, {place[1]: place[2] for places in held for place in places})
             handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held), unseen)
-        return handles
+        return [*handles, self.entries.hook()]
 
     def forget(self, name: str) -> Follower:
         """Follow a parameter no longer."""
@@ -127,6 +132,10 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
+    def _entered(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """The user's call of a module is over."""
+        self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
+
     @eager
     def _forward(
         self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
@@ -143,12 +152,21 @@ class Passes:
             trained.append(mine)
         if not any(trained):
             return
-        if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
-            self.notes.before_forward()
-        batch, name = self.notes.batch, recorded.uses[0].info.name
+        if self.credit.probing:
+            self.credit.reached_model = True
+            return
+        name, entry, order = recorded.uses[0].info.name, self.entries.current, None
+        if torch._C._current_graph_task_id() == -1:
+            if entry is None or not entry.calls:
+                self.notes.begin_forward()
+            order = self.entries.number(name)
+        else:  # inside a backward pass: activation checkpointing
+            self.notes.begin_again()
+            entry, order = (self.entries.last, None) if entry is None else (entry, self.entries.number(name))
+        batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        forward = Forward(call, len(points), recorded.uses, batch, number, trained)
+        forward = Forward(call, len(points), recorded.uses, batch, number, entry, order, trained)
         for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
@@ -183,27 +201,31 @@ class Passes:
         for forward, errors in under_way.calls.values() if added else ():
             users = [[follower for follower in mine if follower in added] for mine in forward.trained]
             if any(users):
-                for found in forward.call.rows(errors):
+                for place, found in enumerate(forward.call.rows(errors)):
                     opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
                     if opened and found.error is not None and found.key.numel():
-                        new.append(self._take(forward, found, opened))
+                        new.append(self._take(forward, place, found, opened))
         if rooms := [each for each in new if each[1]]:
             self._encode(rooms)
         self.backwards += bool(added)
+        self.entries.settle()
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
     def _take(
-        self, forward: Forward, found: Found, users: Sequence[tuple[Follower, Opened]]
+        self, forward: Forward, place: int, found: Found, users: Sequence[tuple[Follower, Opened]]
     ) -> tuple[Slots, list[Room]]:
         """Make slots of a call: what is to be copied, and where to."""
         use, key, error = forward.uses[found.map], found.key, found.error
         assert error is not None
         layer = use.layer
-        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), forward.batch, forward.number)
+        batch = self.notes.arrived(forward.batch)
+        number = forward.number + forward.batch.calls_before[forward.uses[0].info.name]
+        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), batch, number)
+        slots.entry, slots.order, slots.place = forward.entry, forward.order, (forward.uses[0].info.name, place)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
-        slots.batch.arrived = True
+        self.credit.of(slots)
         rooms: list[Room] = []
         if layer.booked:
             slots.end = len(key)

@@ -58,7 +58,7 @@ class Session:
     def note_again(self) -> None:
         """Note the same columns once more: a step has used them up, and the batch is to take another."""
         if self._tape is not None and self._noted:
-            self._tape.note(**self._noted)
+            self._tape.note_instead(self._noted)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk."""

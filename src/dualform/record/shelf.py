@@ -112,7 +112,7 @@ class Shelf:
             for added in each.passes:
                 for slots in added.slots:
                     if slots.layer.booked and not slots.batch.done:
-                        self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
+                        self.passes.book.count(slots.batch.columns, self.passes.credit.size_of(slots))
                     slots.batch.done = True
         self.rest.stand()
         if self.rest.due(step) and not self.plan.ledger_only:
@@ -231,7 +231,7 @@ class Shelf:
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
         steps, marks, visit = self._steps, self.marks.all(), self.visit
-        new = new_batches(steps)
+        new = new_batches(steps, self.passes.credit.size_of)
         try:
             digested = self._looked_through(steps, new)
         except BaseException:
@@ -351,22 +351,10 @@ class Shelf:
         return sums
 
     def _call(self, used: Used) -> Call:
-        """A call with the visits of its rows, if its leading axes tell which."""
+        """A call with the visits of its rows, if it is known which."""
         slots = used.slots
-        leading, axis, batch = slots.leading, slots.layer.batch_dim, slots.batch
-        visit, size, stride = -1, 1, 1
-        if axis < len(leading) and leading[axis] == batch.size:
-            visit, size = batch.visit, leading[axis]
-            for extent in leading[axis + 1 :]:
-                stride *= extent
-        elif axis >= len(leading) or leading[axis] != 1:  # one row for all examples: a table of positions
-            self.marks(
-                "unknown-visits",
-                slots.layer.name,
-                f"its input has the leading axes {leading} where the batch has {batch.size} examples, so its slots "
-                "cannot be told apart by visit; pass batch_dim= if another axis counts the examples",
-                used.step,
-            )
+        owners = self.passes.credit.told(slots, used.step)
+        visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
         return Call(
             slots.layer.name, slots.module, used.step, slots.number, rows, visit, size, stride, used.factor,
@@ -388,7 +376,7 @@ class Shelf:
         for each in new:
             visits, row = (self.visit - before, 0) if meeting is None else meeting.place(each.step, each.number)
             each.batch.size = each.size
-            lines.append(each.batch.number(before + visits, each.step, row))
+            lines.append(each.batch.number(before + visits, each.step, row, self.notes.copies))
             self.visit += each.size
         if meeting is not None:
             self.visit = before + meeting.visits

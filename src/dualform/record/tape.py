@@ -20,6 +20,7 @@ from dualform.types import DType, Ended, Keep
 
 from .begin import begin_at, states_of
 from .book import Book, states_by_name
+from .credit import Credit
 from .gradients import Follower
 from .interrupts import Interrupts
 from .marks import Marks
@@ -51,7 +52,8 @@ def record(
     dtype: DType = "float16",
     keep: Keep | Mapping[str, Keep] = "slots",
     by: str | None = None,
-    batch_dim: int | Mapping[str, int] = 0,
+    batch_dim: int | Mapping[str, int] | None = None,
+    copies: int = 1,
     rules: Mapping[type, Rule] | None = TAUGHT,
     resume: int | None = None,
     overwrite: bool = False,
@@ -67,7 +69,9 @@ def record(
     - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger", "keys+ledger" or "nothing", for all
       layers or by name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its
       size does not grow with training. It is written by ``tape.flush()`` and at the end.
-    - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name.
+    - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name. Where it is not given
+      the first batches show how the rows of each layer follow the examples.
+    - ``copies``: how many blocks of rows each noted example sends, block after block: 2 for [chosen; rejected].
     - ``rules``: how further optimisers step, ``{MyOptimizer: Rule(...)}``; ``None`` records keys and errors only.
     - ``resume``: go on with the memory at ``path`` from this step; what came after it is dropped.
     - ``overwrite``: replace a memory that is there already.
@@ -78,6 +82,8 @@ def record(
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
     if snapshot_every is not None and snapshot_every < 1:
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
+    if copies < 1:
+        raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
@@ -87,7 +93,8 @@ def record(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
-    return Tape(plan, optimizers, averaged, Options(Path(path), dtype, at, overwrite, snapshot_every, by, progress))
+    options = Options(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
+    return Tape(plan, optimizers, averaged, options)
 
 
 class Tape:
@@ -109,10 +116,16 @@ class Tape:
     def note(self, **columns: Any) -> None:
         """Attach columns to the visits of the batch: numbers, strings, or tensors and lists with one value an example.
 
-        Call it before the forward pass of each batch, with the same columns every time.
+        Call it before the forward pass of each batch or after it, before its backward pass, with the same columns
+        every time.
         """
         self._need_running()
         self.interrupts.around(self._notes.note)(columns)
+
+    def note_instead(self, columns: Mapping[str, Any]) -> None:
+        """The same for trainers, which may leave a batch out: in place of a note that no forward pass has followed."""
+        self._need_running()
+        self.interrupts.around(self._notes.note)(columns, True)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
@@ -134,14 +147,15 @@ class Tape:
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step, interrupts.say)
-            self._notes = Notes(manifest.columns if manifest.shards else None)
+            self._notes = Notes(manifest.columns if manifest.shards else None, self.options.copies)
             followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
             for follower in followers.values():
                 follower.moved = step > 0
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
-            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks, interrupts)
+            credit = Credit(plan, self._marks, ranks.alone)
+            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts)
             rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
             probes = {name: follower.probe for name, follower in followers.items()}
@@ -222,6 +236,7 @@ class Tape:
             if self._ranks.first:
                 self._check_the_others()
         self._shelf.writer.end(Ended("closed", self.step))
+        self._notes.close()
 
     def _keep_weights(self) -> None:
         """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
