@@ -413,3 +413,61 @@ def test_a_shadow_is_no_deep_copy():
     shadow = shadow_of(copy.deepcopy(model))
     assert all(p.is_leaf for p in shadow.parameters())
     assert [p.data_ptr() for p in shadow_of(model).parameters()] == [p.data_ptr() for p in model.parameters()]
+
+
+# ---------------------------------------------------------------- models of other packages
+
+
+def tiny_gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def tiny_lora() -> nn.Module:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    return peft.get_peft_model(tiny_gpt2(), config)
+
+
+def tiny_accelerated() -> nn.Module:
+    """With its forward patched twice: by a hook of accelerate, and by its conversion of outputs."""
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny_gpt2()
+    accelerate.hooks.add_hook_to_module(model, accelerate.hooks.ModelHook())
+    model.forward = accelerate.utils.convert_outputs_to_fp32(model.forward)
+    return model
+
+
+def tiny_lightning() -> nn.Module:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny_gpt2()
+
+        def forward(self, input_ids: Tensor) -> Any:
+            return self.model(input_ids=input_ids)
+
+    return Module()
+
+
+@pytest.mark.filterwarnings("ignore")  # whatever these packages have to say
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_lora, tiny_accelerated, tiny_lightning])
+def test_a_model_of_another_package_answers_as_itself(make):
+    torch.manual_seed(0)
+    model = make()
+    tokens = torch.randint(11, (2, 5))
+    before = bits(model)
+    other = {n: t + 0.1 for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_floating_point()}
+    with torch.no_grad():
+        found = shadow_of(model)(input_ids=tokens).logits, shadow_of(model, other)(input_ids=tokens).logits
+    assert_untouched(model, before)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(found[0], model(input_ids=tokens).logits)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor.copy_(other.get(name, tensor))
+        assert torch.equal(found[1], model(input_ids=tokens).logits)
+    assert not torch.equal(*found)

@@ -149,18 +149,20 @@ class Multihead:
 
     def attach(self, module: nn.Module, watch: Watch) -> list[Any]:
         """Watch the function that it calls, from before its forward pass to after it."""
-        running: list[Projections | None] = []
+        running: dict[int, list[Projections | None]] = {}  # by thread: several may call the module at once
 
         def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
             assert isinstance(module, nn.MultiheadAttention)
             if torch.compiler.is_compiling():
                 _refuse_compiled()
-            running.append(Projections(_weights(module)) if torch.is_grad_enabled() else None)
-            if running[-1] is not None:
-                running[-1].begin()
+            seeing = Projections(_weights(module)) if torch.is_grad_enabled() else None
+            running.setdefault(threading.get_ident(), []).append(seeing)
+            if seeing is not None:
+                seeing.begin()
 
         def after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            seeing = running.pop() if running else None
+            mine = running.get(threading.get_ident())
+            seeing = mine.pop() if mine else None
             if seeing is None:
                 return
             seeing.end()
