@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dualform.attend import Agreement, View, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
-from dualform.memory import Store
+from dualform.memory import Store, normal_mode
 from dualform.rules import Rule
 from dualform.types import Mark
 
@@ -21,9 +21,10 @@ from .along import Along
 from .certificate import Certificate
 from .checks import check_samples, is_network_of
 from .filters import Filter, matching, named
-from .forward import evaluating, run
+from .forward import run
 from .ledger import Ledger, make_ledger, some_of
 from .progress import Progress, bar
+from .shadow import shadow_of
 from .sizes import visit_sizes
 from .spotlight import Spotlight
 from .targets import Target
@@ -125,7 +126,7 @@ class Memory:
         self.store.need_steps()
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
-    def along(self, layer: str, A: Tensor, a: Tensor | None = None) -> Along:
+    def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> Along:
         """Turn the spotlight on ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
 
         What did each example, group or time put into it? ``memory.along("fc1", A).by("label", layer="fc1")``.
@@ -136,8 +137,9 @@ class Memory:
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
         self.fits(model)
-        with torch.no_grad(), evaluating(model):
-            return run(model, inputs, self.weights(progress=progress))
+        weights = self.weights(progress=progress)
+        with normal_mode(), torch.no_grad():
+            return run(shadow_of(model, weights), inputs)
 
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
@@ -147,11 +149,12 @@ class Memory:
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
 
-    def sizes(self, layer: str, *, progress: Progress = True) -> Tensor:
+    def sizes(self, layer: str | int, *, progress: Progress = True) -> Tensor:
         """How much each visit put into a layer, whatever is asked: Σ |c| ‖e‖ ‖x‖ over its slots, one number a visit."""
         self.store.need_steps()
-        with bar(f"sizes in {layer}", self.store.slots(self.store.layer(layer)[0].name), progress) as watch:
-            return visit_sizes(self.store, self.view, layer, watch)
+        info, module = self.store.layer(layer)
+        with bar(f"sizes in {module.name}", self.store.slots(info.name), progress) as watch:
+            return visit_sizes(self.store, self.view, module.name, watch)
 
     # ------------------------------------------------------------------------------------------- weights
 

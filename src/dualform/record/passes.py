@@ -146,7 +146,7 @@ class Passes:
             for table, own, follower in some:
                 parameter = follower.parameter
                 if table[own] is not parameter:
-                    raise _replaced(follower.name)
+                    raise _replaced(follower.name, table[own])
                 if parameter.requires_grad:
                     mine.append(follower)
             trained.append(mine)
@@ -258,8 +258,15 @@ def _at_the_end(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _replaced(name: str) -> UnsupportedLayer:
+def _replaced(name: str, now: Tensor | None) -> UnsupportedLayer:
+    if not isinstance(now, nn.Parameter):
+        return UnsupportedLayer(
+            f"the parameter '{name}' was swapped for another tensor during this call, as torch.func.functional_call "
+            "does; gradients then go to that tensor, and not to the parameter that the optimiser trains. Use a copy of "
+            "the model there, functional_call(copy.deepcopy(model), …), or record a loop that calls the model itself."
+        )
     return UnsupportedLayer(
-        f"the parameter '{name}' was replaced by another tensor while it was being recorded, so nothing says how the "
-        "new one came about. Change parameters in place (parameter.data.copy_), or record anew after the change."
+        f"the parameter '{name}' was replaced by another one while it was being recorded, so nothing says how the new "
+        "one came about. Change parameters in place (parameter.data.copy_), or record anew after the change; for "
+        "torch.func.functional_call use a copy of the model."
     )
