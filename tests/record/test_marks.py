@@ -314,3 +314,37 @@ def test_biases_without_a_gradient_but_rounding_are_certified_as_they_are_checke
     written, checked = memory.certificate, memory.check(net, full=True)
     for name, error in written.items():
         assert error <= 10 * checked[name] + 10 * checked.floor[name], name
+
+
+def test_weights_clamped_by_a_hook_on_the_optimiser_are_marked_under_a_preconditioned_rule(tmp_path):
+    """A hook that was there before recording runs before ours: what it does looks like a part of the step."""
+    model = mlp(200, 100, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def clamp(*_):
+        with torch.no_grad():
+            model[0].weight[-1].clamp_(-1e-2, 1e-2)
+
+    optimizer.register_step_post_hook(clamp)
+    with pytest.warns(DualformWarning, match="rule says"):
+        run = trained(tmp_path, model, optimizer, batches(3, 4, 200, 3), dtype="float64")
+    certificate = run.memory.certificate
+    assert {mark.kind for mark in certificate.marks} == {"stepped-otherwise"}
+    assert certificate["0.weight"] > 1e-3 and certificate["2.weight"] < 1e-12
+
+
+@pytest.mark.parametrize("rule", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_neuron_that_begins_anew_is_marked_and_shows_in_the_certificate(rule, tmp_path):
+    model = mlp(200, 100, 3)
+    optimizer = rule(model.parameters(), lr=1e-2)
+    with pytest.warns(DualformWarning), dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False):
+        for step, (x, y) in enumerate(batches(12, 4, 200, 3)):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 9:
+                model[0].weight.data[7].normal_()
+    certificate = dualform.open(tmp_path).certificate
+    assert {(mark.kind, mark.name, mark.first_step) for mark in certificate.marks} == {("edited", "0.weight", 11)}
+    assert certificate["0.weight"] > 0.1
+    assert all(error < 1e-12 for name, error in certificate.items() if name != "0.weight")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from dualform.attend import Agreement
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, Pending, Writer, all_finite
 
@@ -183,10 +184,16 @@ class Shelf:
         if not foreign:
             shard.keep(self.stations.due(shard.last, self.passes.bytes))
         if not unfinished:
-            certified = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+            certified = self._certified() | self.passes.book.certificate()
             shard.certificate = self.outside.certificate(certified, foreign)
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         return shard
+
+    def _certified(self) -> dict[str, Agreement]:
+        """The certificate, without what a few entries cannot tell: something is marked that may lie elsewhere."""
+        marked = {mark.name for mark in self.marks.all()}
+        certificate = self.proof.certificate(self.plan.tensors)
+        return {name: line for name, line in certificate.items() if name in self.proof.wholes or name not in marked}
 
     def _send(self, shard: Pending) -> None:
         with self._waiting():

@@ -28,6 +28,7 @@ from .moved import Moved
 from .notes import Notes
 from .passes import Passes
 from .plan import Plan
+from .rule_audit import RuleAudit
 from .samples import Samples
 from .shelf import Shelf
 
@@ -51,6 +52,7 @@ class Steps:
         self._backwards = 0
         """The backward passes by then."""
         self._demotion = Demotion(passes, shelf, marks)
+        self._rule_audit = RuleAudit(plan, marks)
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
         self._rule: tuple[Rule | None, bool] = None, False
@@ -129,6 +131,7 @@ class Steps:
         if self._passes.unseen or any(each.bare for each in staged):
             staged = self._without_demoted(staged)
         self._look_at_slots(staged)
+        self._rule_audit.before(optimizer, rule, staged)
         self.shelf.unfinished.begin(optimizer)
         self._staged, self.interrupts.stepping = staged, optimizer
 
@@ -186,6 +189,7 @@ class Steps:
             self.marks.step += 1
             self._together, self._backwards = [], self._passes.backwards
         self._together.append(optimizer)
+        self._rule_audit.after()
         self.shelf.enter(self.marks.step, staged)
         if self._booked:
             with self.shelf.refused_after_errors("the ledger"):

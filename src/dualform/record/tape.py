@@ -249,10 +249,15 @@ class Tape:
             self._shelf.keep(self.step, explained if self._ranks.first and not foreign else {})
 
     def _check_the_others(self) -> None:
-        """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
-        writer, plan = self._shelf.writer, self._shelf.plan
-        late = [name for name in plan.explained if name not in self._shelf.proof.proofs]
-        if late and self.step and writer.manifest.certificate is not None and not self._shelf.outside.foreign():
+        """Parameters that could not be followed as a whole, and have to be: their certificate is made now. Such are
+        those whose rule needs a whole matrix at a time, and marked ones of which a few entries were followed.
+        """
+        writer, plan, foreign = self._shelf.writer, self._shelf.plan, self._shelf.outside.foreign()
+        certificate = writer.manifest.certificate
+        if certificate is None or foreign:
+            return
+        late = [name for name in plan.explained if name not in certificate["parameters"]]
+        if late and self.step:
             store = Store(self.path, writer.manifest if self._ranks.alone else None, plan.known_rules)
             writer.certify(certify(store, View(self.step), plan.tensors, only=late))
 
