@@ -11,6 +11,7 @@ import torch
 from helpers import EXACT, state_of
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import DualformWarning, NothingToRecord
@@ -316,6 +317,21 @@ def test_a_tied_weight_is_left_to_the_rest_if_one_of_its_layers_is_another_map(t
     assert memory.certificate.worst < EXACT
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     torch.testing.assert_close(memory.weights(), parameters, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_with_their_own_forward_are_explained_and_no_mode_is_left(reentrant, tmp_path):
+    """A recomputed forward pass may be stopped in its middle, by an error that torch raises and catches."""
+
+    def read(body: nn.Module, x: Tensor) -> Tensor:
+        return checkpoint(body, x.requires_grad_(), use_reentrant=reentrant)  # type: ignore[return-value]
+
+    case = Case(lambda: nn.Sequential(Transposed(4, 5), nn.Tanh(), Scaled(5, 5)), 5, (4,), read)
+    model, _, _ = train(case, tmp_path)
+    memory = dualform.open(tmp_path)
+    assert not memory.certificate.marks and not memory.certificate.rest
+    assert max(memory.check(model, full=True, progress=False).values()) < EXACT
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 def test_a_copy_made_while_its_layer_is_recorded_is_a_plain_model(tmp_path):
