@@ -257,6 +257,17 @@ def test_what_was_left_to_the_rest_stays_there_when_recording_goes_on(name, tmp_
     torch.testing.assert_close(memory.weights(), state_of(model), rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::dualform.errors.DualformWarning")
+def test_large_layers_left_to_the_rest_are_kept_as_rarely_as_a_large_rest_is(tmp_path):
+    """A weight of two megabytes and its bias: every third step is looked at, unless the user says otherwise."""
+    case = Case(lambda: nn.Linear(512, 512), 512, (512,), functional)
+    for given, every in ((None, 3), (1, 1)):
+        _, states, _ = train(case, tmp_path, steps=4, snapshot_every=given, overwrite=True)
+        memory = dualform.open(tmp_path)
+        assert memory.store.manifest.snapshot_every == every
+        assert torch.equal(memory.at(every).weights()["body.weight"], states[every]["body.weight"])
+
+
 def test_a_bias_added_elsewhere_is_left_to_the_rest_without_its_weight(tmp_path):
     case = Case(lambda: BiasElsewhere(4, 5), 5, (4,))
     with pytest.warns(DualformWarning, match="adds the bias elsewhere"):

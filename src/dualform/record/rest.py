@@ -16,10 +16,10 @@ def auto_interval(rest: Mapping[str, Tensor]) -> int:
 
 
 class Rest:
-    """Knows what of the rest changed since it was last kept."""
+    """Knows what of the rest changed since it was last kept. The interval is ``automatic`` unless the user gave it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], every: int) -> None:
-        self.tensors, self.every = dict(tensors), every
+    def __init__(self, tensors: Mapping[str, Tensor], every: int, automatic: bool = True) -> None:
+        self.tensors, self.every, self.automatic = dict(tensors), every, automatic
         self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
         self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
 

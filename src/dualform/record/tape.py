@@ -132,7 +132,7 @@ class Tape:
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
             book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
             self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks)
-            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
+            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
             proof = Proof(plan, store, step, ranks)
             writer = Writer(folder, manifest)
