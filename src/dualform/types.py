@@ -131,6 +131,15 @@ class ParameterInfo:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """How a recording ended after a complete step, and by which exception if it was interrupted."""
+
+    how: Literal["closed", "interrupted", "unknown"]
+    step: int
+    by: str = ""
+
+
+@dataclass(frozen=True)
 class Mark:
     """Something that was noticed while recording and that the memory does not explain."""
 

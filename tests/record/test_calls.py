@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import DualformError, DualformWarning, QueryError
+from dualform.errors import DualformError, QueryError
 
 
 class Called(nn.Module):
@@ -184,13 +184,14 @@ def test_inputs_may_have_any_leading_shape(leading, bias, inplace, seed, tmp_pat
     assert_rebuilt(memory, model)
 
 
-def test_views_of_outputs_are_recorded_and_said_to_have_unknown_visits(tmp_path):
-    """Rows (b·n, d) where the batch has b examples cannot be told apart by visit."""
+def test_views_of_outputs_are_recorded_and_their_rows_followed(tmp_path):
+    """Rows (b·n, d) where the batch has b examples."""
     model = Called(views_of_an_output).double()
-    with pytest.warns(DualformWarning, match="'b' .* cannot be told apart by visit"):
-        memory = record_squares(tmp_path, model, (3, 2, 5))
+    memory = record_squares(tmp_path, model, (3, 2, 5))
+    assert_clean(memory)
     assert_rebuilt(memory, model)
-    assert [mark.kind for mark in memory.certificate.marks] == ["unknown-visits"]
+    calls = memory.store.calls("b")
+    assert (calls.batch == 3).all() and (calls.stride == 2).all() and (calls.visit >= 0).all()
 
 
 # ---------------------------------------------------------------- shared and tied layers

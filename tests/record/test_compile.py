@@ -1,7 +1,11 @@
 """``torch.compile`` inside the with-block: recorded as ever, or refused with a sentence."""
 
+import shutil
+from collections.abc import Callable
+
 import pytest
 import torch
+from helpers import batches, mlp
 from kinds import KINDS
 from torch import nn, optim
 from torch.nn import functional as F
@@ -72,3 +76,89 @@ def test_a_compiled_layer_with_its_own_forward_is_left_to_the_rest(tmp_path):
 def test_compiled_attention_is_refused(tmp_path):
     with pytest.raises(UnsupportedLayer, match=r"MultiheadAttention inside torch\.compile"):
         compiled_training("attention", tmp_path)
+
+
+def whole_step(model: nn.Module, optimizer: optim.Optimizer, backend: str) -> Callable:
+    def step(x, y):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return torch.compile(step, backend=backend)
+
+
+def optimiser_step(model: nn.Module, optimizer: optim.Optimizer, backend: str) -> Callable:
+    compiled = torch.compile(optimizer.step, backend=backend)
+
+    def step(x, y):
+        F.cross_entropy(model(x), y).backward()
+        compiled()
+        optimizer.zero_grad()
+
+    return step
+
+
+def loss(model: nn.Module, optimizer: optim.Optimizer, backend: str) -> Callable:
+    compiled = torch.compile(lambda x, y: F.cross_entropy(model(x), y), backend=backend)
+
+    def step(x, y):
+        compiled(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def network(model: nn.Module, optimizer: optim.Optimizer, backend: str) -> Callable:
+    model.compile(backend=backend)
+    return loss(model, optimizer, "eager")
+
+
+OPTIMISERS = {"SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "AdamW": lambda p: optim.AdamW(p, lr=1e-2)}
+
+
+def trained(compiled: Callable, optimiser: str, backend: str, path=None) -> nn.Module:
+    """A network after six compiled steps, bare or recorded."""
+    model = nn.Sequential(mlp(5, 64, 32), nn.LayerNorm(32, dtype=torch.float64), nn.GELU(), mlp(32, 3))
+    optimizer = OPTIMISERS[optimiser](model.parameters())
+    torch._dynamo.reset()
+
+    def loop() -> None:
+        step = compiled(model, optimizer, backend)
+        for x, y in batches(6, 4, 5, 3):
+            step(x, y)
+
+    if path is None:
+        loop()
+    else:
+        with dualform.record(model, optimizer, path, dtype="float64", progress=False):
+            loop()
+    return model
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("compiled", [whole_step, optimiser_step, loss, network])
+def test_any_part_of_the_training_step_may_be_compiled(compiled, optimiser, tmp_path):
+    bare, model = trained(compiled, optimiser, "aot_eager"), trained(compiled, optimiser, "aot_eager", tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), model.parameters(), strict=True))
+    memory = dualform.open(tmp_path)
+    assert memory.step == 6 and not memory.certificate.marks
+    # a compiled Adam computes 1 − β^s in float32
+    bar = 1e-7 if optimiser == "AdamW" and compiled in (whole_step, optimiser_step) else 1e-12
+    assert memory.check(model, full=True, progress=False).worst < bar
+    assert memory.certificate.worst < bar
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize(("compiled", "optimiser"), [(whole_step, "SGD"), (whole_step, "AdamW"), (network, "AdamW")])
+def test_what_inductor_makes_of_a_recorded_step_differs_by_rounding_alone(compiled, optimiser, tmp_path):
+    bare, model = trained(compiled, optimiser, "inductor"), trained(compiled, optimiser, "inductor", tmp_path)
+    apart = max(
+        float((a - b).detach().norm() / b.detach().norm())
+        for a, b in zip(model.parameters(), bare.parameters(), strict=True)
+    )
+    print(f"{compiled.__name__}, {optimiser}: recorded and bare weights are {apart:.1e} apart")
+    assert apart < 1e-13
+    memory = dualform.open(tmp_path)
+    assert memory.step == 6 and not memory.certificate.marks
+    assert memory.check(model, full=True, progress=False).worst < 1e-7

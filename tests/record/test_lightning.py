@@ -224,6 +224,29 @@ def test_mixed_precision_is_recorded_as_it_runs(tmp_path):
     assert_clean(opened(tmp_path))
 
 
+class Last(L.Callback):
+    """Keeps the weights that training ends with."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.state = state_of(pl_module)
+
+
+def averaging() -> Any:
+    return L.callbacks.StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1)
+
+
+@pytest.mark.filterwarnings("ignore")  # the memory says what it noticed, Lightning that it swaps the schedule
+def test_averaged_weights_that_a_callback_puts_in_at_the_end_are_no_part_of_the_memory(tmp_path):
+    model, last = module(), Last()
+    trainer(last, averaging(), recorder(tmp_path), max_epochs=3).fit(model, loader())
+    memory = opened(tmp_path)
+    assert {mark.kind for mark in memory.certificate.marks} == {"changed-at-end"}
+    assert not all(torch.equal(tensor, state_of(model)[name]) for name, tensor in last.state.items())
+    for name, tensor in last.state.items():
+        torch.testing.assert_close(memory.weights(progress=False)[name], tensor)
+    assert memory.certificate.worst < EXACT
+
+
 def test_several_optimisers_that_the_module_steps_itself_are_recorded(tmp_path):
     bare, model = (module(manual=True) for _ in range(2))
     trainer().fit(bare, loader())

@@ -96,24 +96,53 @@ def test_layers_may_count_examples_along_different_axes(tmp_path):
     assert (memory.store.calls("out").visit >= 0).all()
 
 
-def test_slots_of_an_axis_that_is_not_the_batch_have_unknown_visits_and_it_says_so(tmp_path):
+def test_an_axis_that_is_not_the_first_is_found(tmp_path):
     model = tokens(time_first=True)
+    inputs = torch.randn(6, 4, 5, dtype=torch.float64)
+
+    def loop(tape, step):
+        for index in torch.arange(6).split(3):
+            tape.note(index=index)
+            step(model(inputs[index].movedim(0, 1)).square().mean())
+
+    memory = recorded(tmp_path, model, loop)
+    assert_clean(memory)
+    assert_keys_are_those_of_their_examples(memory, "each", inputs)
+
+
+class Sorted(nn.Module):
+    """Tokens (b n d) in the order of their values: whose row is whose changes from batch to batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.each, self.out = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        order = rows[:, 0].argsort()
+        return self.out(self.each(rows[order])[order.argsort()].unflatten(0, x.shape[:2]).relu().mean(1))
+
+
+def test_slots_whose_example_is_not_known_have_unknown_visits_and_it_says_so(tmp_path):
+    model = Sorted().double()
 
     def loop(tape, step):
         for _ in range(2):
             tape.note(index=torch.arange(3))
-            step(model(torch.randn(4, 3, 5, dtype=torch.float64)).square().mean())
+            step(model(torch.randn(3, 4, 5, dtype=torch.float64)).square().mean())
 
-    with pytest.warns(DualformWarning, match="'each' .*batch_dim"):
+    with pytest.warns(DualformWarning, match="'each' .*selected or ordered.*batch_dim"):
         memory = recorded(tmp_path, model, loop)
     assert_rebuilt(memory, model)
     (mark,) = memory.certificate.marks
     assert (mark.kind, mark.name, mark.times) == ("unknown-visits", "each", 2)
     assert (memory.store.calls("each").visit < 0).all()
     assert (memory.store.calls("out").visit >= 0).all()
-    hits = memory.attend(model, torch.randn(4, 3, 5, dtype=torch.float64)).top(2, layer="each", score="weight")
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    hits = memory.attend(model, x).top(2, layer="each", score="weight")
     assert hits.columns["index"].null_count == hits.slots.numel()
-    groups = memory.attend(model, torch.randn(4, 3, 5, dtype=torch.float64)).by("index", layer="each")
+    groups = memory.attend(model, x).by("index", layer="each")
     assert groups.names == (0, 1, 2, None)
     assert not groups.values[:, :3].any() and groups.values[:, 3].any()
     ledger = memory.ledger("index")

@@ -207,3 +207,64 @@ def test_very_small_and_very_large_rows_are_remembered(dtype, tmp_path):
             optimizer.zero_grad()
     memory = dualform.open(tmp_path)
     assert memory.check(model, full=True).worst <= {"float16": 1e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+
+
+LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16, "none": None}
+
+
+def under_autocast(path, lower, optimiser: str, precision: torch.dtype, steps: int = 40, **options):
+    """Training with autocast to a lower precision, and a loss scaler where that is float16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(precision)
+    optimizer = optim.SGD(model.parameters(), lr=0.1) if optimiser == "SGD" else optim.AdamW(model.parameters())
+    random = torch.Generator().manual_seed(1)
+    scaler = torch.amp.GradScaler("cpu", enabled=lower is torch.float16, init_scale=2.0**10)
+    with dualform.record(model, optimizer, path, progress=False, **options) as tape:
+        for _ in range(steps):
+            x, y = torch.randn(16, 20, generator=random).to(precision), torch.randint(10, (16,), generator=random)
+            tape.note(source="web")
+            with torch.autocast("cpu", dtype=lower or torch.bfloat16, enabled=lower is not None):
+                output = model(x)
+            scaler.scale(F.cross_entropy(output if lower is None else output.float(), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return dualform.open(path), model
+
+
+@pytest.mark.parametrize("optimiser", ["SGD", "AdamW"])
+@pytest.mark.parametrize(
+    ("lower", "precision"),
+    [(lower, torch.float32) for lower in LOWER] + [("none", torch.float64)],  # autocast leaves float64 as it is
+    ids=str,
+)
+def test_the_certificate_stands_at_the_floor_that_is_printed_beside_it(lower, optimiser, precision, tmp_path):
+    memory, model = under_autocast(tmp_path, LOWER[lower], optimiser, precision, dtype="float64")
+    assert_clean(memory)
+    for certificate in (memory.certificate, memory.check(model, full=True, progress=False)):
+        for name, error in certificate.items():
+            least = 0.0 if lower == "none" else 0.05 * certificate.floor[name]  # in float64 steps are run again exactly
+            assert least <= error < 4 * certificate.floor[name], f"{name}\n{certificate}"
+
+
+@pytest.mark.parametrize("keep", ["slots", "ledger"])
+@pytest.mark.parametrize("lower", LOWER)
+def test_the_floor_is_the_same_now_and_as_it_was_written(lower, keep, tmp_path):
+    by = "source" if keep == "ledger" else None
+    memory, model = under_autocast(tmp_path, LOWER[lower], "AdamW", torch.float32, dtype="float32", keep=keep, by=by)
+    written, now = memory.certificate, memory.check(model, full=True, progress=False)
+    assert written.floor.keys() == now.floor.keys()
+    for name, floor in written.floor.items():
+        assert floor == pytest.approx(now.floor[name], rel=1e-4)
+    assert memory.at(memory.step).certificate.floor == written.floor
+
+
+def test_a_decay_that_multiplies_float32_weights_is_rounded_as_the_optimiser_rounds_it(tmp_path):
+    """1 − 1e-5 in float32 is off by 1e-8, in the same direction at every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = [(x.float(), y) for x, y in batches(300, 6, 6, 3)]
+    run = trained(tmp_path, model, optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2), data, dtype="float64")
+    certificate = run.memory.check(model, full=True, progress=False)
+    for name in ("0.weight", "2.weight"):
+        assert certificate[name] < 2 * certificate.floor[name], str(certificate)

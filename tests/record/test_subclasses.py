@@ -401,7 +401,7 @@ def test_functions_that_others_call_meanwhile_are_not_replaced(tmp_path):
         model.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
         model(torch.randn(2, 3, 4)).sum().backward()
         optimizer.step()
-    assert len(seen) == 3 and all(each is before for each in seen)
+    assert len(seen) >= 3 and all(each is before for each in seen)
 
 
 def test_a_model_without_a_layer_of_a_known_kind_is_refused_with_the_classes_it_has():

@@ -40,3 +40,27 @@ def test_a_taught_rule_comes_before_that_of_the_library_and_does_not_stay():
     before = dict(RULES)
     assert rule_for(optim.SGD(parameters()), {optim.SGD: MY_RULE}) is MY_RULE
     assert before == RULES
+
+
+def test_an_optimiser_of_the_same_name_is_told_from_ours_by_its_module():
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(UnsupportedOptimizer) as error:
+        rule_for(transformers.Adafactor(parameters()))
+    assert "transformers.optimization.Adafactor" in str(error.value)
+    assert f"{optim.Adafactor.__module__}.Adafactor" in str(error.value)
+    other = type("Lion", (optim.Optimizer,), {"__module__": "pytorch_optimizer.optimizer.lion"})
+    with pytest.raises(UnsupportedOptimizer, match=r"pytorch_optimizer\..*Lion.*lion_pytorch\.lion_pytorch\.Lion"):
+        rule_for(other(parameters(), {}))
+
+
+class Lookahead(optim.Optimizer):
+    """Steps differently from the optimiser that it holds."""
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer = optimizer
+
+
+def test_an_unknown_wrapper_is_refused_and_what_it_holds_is_named():
+    with pytest.raises(UnsupportedOptimizer, match=r"Lookahead \(it holds a torch\.optim\.sgd\.SGD"):
+        rule_for(Lookahead(optim.SGD(parameters())))

@@ -1,6 +1,6 @@
 """Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
 
-from .certify import Agreement, agreement, certify, compared, moves, shaped_parameters
+from .certify import Agreement, Rounding, agreement, certify, compared, moves, rounding, shaped_parameters
 from .coefficients import coefficients
 from .dual import dual_forward
 from .keysums import fit, key_sums, summed_weights
@@ -20,6 +20,7 @@ __all__ = [
     "GroupOf",
     "GroupSums",
     "Queries",
+    "Rounding",
     "Split",
     "State",
     "Sum",
@@ -44,6 +45,7 @@ __all__ = [
     "moves",
     "precondition",
     "replay",
+    "rounding",
     "scan",
     "scan_backwards",
     "shaped_parameters",

@@ -11,6 +11,7 @@ on request.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,13 @@ from .split import split
 from .stream import View, Watch
 
 PROBES = 4
+
+
+class Rounding(NamedTuple):
+    """The machine precision of a parameter, and that in which its gradients were computed."""
+
+    weight: float
+    gradient: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def certify(
             look.of(store.initial(name).double()),
             rebuilt[name],
             moves(store, view, name),
-            torch.finfo(actual[name].dtype).eps,
+            rounding(store, view, name, actual[name].dtype),
         )
         for name, look in looks.items()
     }
@@ -88,6 +96,11 @@ def moves(store: Store, view: View, name: str) -> int:
     if store.parameters[name].kind == "ledger":
         return next((entry.moves.get(name, 0) for entry in store.manifest.ledgers if entry.step == view.horizon), 0)
     return int((store.schedule(name).steps <= view.horizon).sum())
+
+
+def rounding(store: Store, view: View, name: str, dtype: torch.dtype) -> Rounding:
+    """The precision of a parameter of some type, and of its gradients up to the horizon."""
+    return Rounding(torch.finfo(dtype).eps, store.gradient_eps(name, view.horizon))
 
 
 @dataclass(frozen=True)
@@ -125,20 +138,24 @@ def look_at(store: Store, layer: LayerInfo, name: str, full: bool) -> Look:
     return Look(layer, name, probes(piece.end - piece.begin), store.parameters[name].shape)
 
 
-def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: float) -> Agreement:
+def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: Rounding) -> Agreement:
     """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three)."""
     now = actual.detach().to("cpu", torch.float64)
     return compared((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
 
 
-def compared(off: float, moved: float, size: float, steps: int, eps: float) -> Agreement:
-    """How far weights of some size are off, relative to how far they moved in so many steps.
+def compared(off: float, moved: float, size: float, steps: int, eps: Rounding) -> Agreement:
+    r"""How far weights of some size are off, relative to how far they moved in so many steps.
 
-    The floor: rounding after every step is a random walk with steps of about 0.3 ε|W|.
+    The floor has two parts. Weights are rounded after every step, a random walk with steps of about 0.3 ε|W|; and
+    every gradient is rounded to the precision it is computed in, by 0.21 ε_g of it (a uniform error of half a unit in
+    the last place, for numbers of any leading digits). So step s is off by 0.21 ε_g ‖ΔW_s‖, and all of them by
+    0.21 ε_g (Σ ‖ΔW_s‖²)^½, which is 0.21 ε_g ‖W_h − W_0‖ if the steps go in directions of their own.
     """
     if off:
         off = off / moved if moved else math.inf
-    return Agreement(off, 0.3 * eps * math.sqrt(steps) * size / moved if moved else 0.0)
+    walk = 0.3 * eps.weight * math.sqrt(steps) * size / moved if moved else 0.0
+    return Agreement(off, math.hypot(walk, 0.21 * eps.gradient) if moved else 0.0)
 
 
 def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.memory import Block, Moves, Store, of_columns, parts_of, piece_of
+from dualform.memory import Block, Moves, Store, gradient_from
 from dualform.rules import Rule, Seen, Settings
 from dualform.types import LayerInfo, Transition
 
@@ -157,12 +157,7 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
         return _summed(slots, value)
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
-    piece, errors = piece_of(layer, name), slots.errors * value.unsqueeze(1)
-    if layer.indexed:
-        out = errors.new_zeros(piece.end - piece.begin, layer.d_out)
-        return out.index_add_(0, slots.keys[:, 0].long(), errors).reshape(*shape)
-    found = [errors[:, e].mT @ slots.keys[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
-    return of_columns(piece, found[0] if len(found) == 1 else torch.cat(found), shape)
+    return gradient_from(layer, name, slots.keys, slots.errors * value.unsqueeze(1), shape)
 
 
 def _summed(slots: Slots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:

@@ -29,9 +29,10 @@ class Along(Spotlight):
     """A spotlight on ⟨W, A⟩ + ⟨b, a⟩ of one layer, instead of on some inputs: what is each part of that number?"""
 
     def __init__(
-        self, memory: "Memory", layer: str, A: Float[Tensor, "o i"], a: Float[Tensor, " p"] | None = None
+        self, memory: "Memory", layer: str | int, A: Float[Tensor, "o i"], a: Float[Tensor, " p"] | None = None
     ) -> None:
         info, module = memory.store.layer(layer)
+        layer = module.name
         _see_that_it_fits(info, layer, A, a)
         if a is not None and not module.biases:
             raise QueryError(f"layer '{layer}' has no bias that a={tuple(a.shape)} could be of.")
@@ -45,7 +46,7 @@ class Along(Spotlight):
         for bias in module.biases:
             outputs = outputs + memory.parameter(bias)
         made = [_as_one_example(each, info.batch_dim) for each in (rows, directions, outputs)]
-        seen = Seen([made[0]], [made[1]], [made[2]], [lambda x: x])
+        seen = Seen([made[0]], [made[1]], [made[2]], [_as_it_is])
         super().__init__(memory, torch.nn.Identity(), rows, None, None)
         self.layer = layer
         self._found = Capture(None, f"⟨W, A⟩ of {layer}", 1, {module.name: seen})
@@ -69,13 +70,17 @@ class Along(Spotlight):
             raise QueryError("this spotlight is on ⟨W, A⟩ already: it has no other target.")
         return self._found
 
-    def ask(self, layer: str | None = None, **questions: Any) -> Any:
+    def ask(self, layer: str | int | None = None, **questions: Any) -> Any:
         """As of any spotlight; the layer is known."""
-        if layer not in (None, self.layer):
+        if layer is not None and self.memory.store.layer(layer)[1].name != self.layer:
             raise QueryError(f"this spotlight is on layer '{self.layer}', not on '{layer}'.")
         if questions.get("score", "contribution") != "contribution":
             raise QueryError("⟨W, A⟩ has contributions only: it is no input whose weights α could be asked for.")
         return super().ask(self.layer, **questions)
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _as_one_example(rows: Float[Tensor, "r d"], axis: int) -> Float[Tensor, "..."]:

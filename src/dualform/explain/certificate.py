@@ -13,7 +13,8 @@ class Certificate(Mapping[str, float]):
     """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
 
     ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained,
-    and ``reasons`` tells why of each; ``marks`` what was noticed while recording.
+    and ``reasons`` tells why of each; ``marks`` what was noticed while recording; ``ending`` says so if the recording
+    ended here, but was not closed.
     """
 
     step: int
@@ -22,6 +23,7 @@ class Certificate(Mapping[str, float]):
     rest: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    ending: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.errors[name]
@@ -45,6 +47,8 @@ class Certificate(Mapping[str, float]):
         lines += [
             f"  ! '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}" for mark in self.marks
         ]
+        if self.ending:
+            lines.append(f"  {self.ending}")
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:

@@ -15,6 +15,7 @@ from dualform.attend import (
     explained_layers,
     initial_part,
     moves,
+    rounding,
     shaped_parameters,
     split,
 )
@@ -49,13 +50,14 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
     return all(found != _samples(store, names, other) for other in beside)
 
 
-def check_samples(store: Store, view: View) -> dict[str, Agreement]:
-    """Compare the entries that were kept at a step with those that the memory rebuilds."""
+def check_samples(store: Store, view: View, only: Sequence[str] | None = None) -> dict[str, Agreement]:
+    """Compare the entries that were kept at a step with those that the memory rebuilds, of all parameters or some."""
     found = {}
-    shaped = split(store, view, shaped_parameters(store))
+    wanted = list(store.parameters) if only is None else only
+    shaped = split(store, view, [name for name in shaped_parameters(store) if name in wanted])
     for layer in explained_layers(store):
         for name in layer.parameters:
-            if name in found or not store.parameters[name].by_slots:
+            if name in found or name not in wanted or not store.parameters[name].by_slots:
                 continue
             initial = store.initial(name)
             which = sampled(initial).index
@@ -66,7 +68,7 @@ def check_samples(store: Store, view: View) -> dict[str, Agreement]:
                 built = shaped[name].total.reshape(-1)[which]
             else:
                 built = _entries(store, layer, name, view, which.numpy())
-            eps = torch.finfo(initial.dtype).eps
+            eps = rounding(store, view, name, initial.dtype)
             found[name] = agreement(actual, first, built, moves(store, view, name), eps)
     return found
 

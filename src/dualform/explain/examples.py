@@ -1,6 +1,6 @@
 """Which axis counts the examples: that of the inputs, and of what each layer sees of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,19 @@ from dualform.types import LayerInfo
 
 def first_axis(inputs: Any) -> int:
     """The length of the first tensor among the inputs."""
-    parts = inputs if isinstance(inputs, tuple) else inputs.values() if isinstance(inputs, Mapping) else (inputs,)
-    for part in parts:
-        if isinstance(part, Tensor) and part.ndim:
-            return part.shape[0]
+    for tensor in tensors_of(inputs):
+        if tensor.ndim:
+            return tensor.shape[0]
     raise QueryError(f"the inputs must hold a tensor with an axis of examples; got {type(inputs).__name__}.")
+
+
+def tensors_of(inputs: Any) -> Iterator[Tensor]:
+    """All tensors among the inputs, in their order."""
+    if isinstance(inputs, Tensor):
+        yield inputs
+    elif isinstance(inputs, tuple | list | Mapping):
+        for part in inputs.values() if isinstance(inputs, Mapping) else inputs:
+            yield from tensors_of(part)
 
 
 def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[str, Sequence[Tensor]]) -> int:
@@ -26,7 +34,7 @@ def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[s
         x.shape[layers[name].batch_dim]
         for name, xs in seen.items()
         for x in xs
-        if name in layers and layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
+        if x.numel() and name in layers and layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
     ]
     count = named[0] if named else first_axis(inputs)
     if not count:
@@ -38,6 +46,10 @@ def rows_of(info: LayerInfo, tensors: Sequence[Tensor], examples: int) -> Shaped
     """Example by example, all rows of all calls; one row an example where the axis counts something else."""
     if not tensors:
         raise QueryError(f"layer '{info.name}' was not used in this forward pass, so there is nothing to ask it.")
+    if not any(tensor.numel() for tensor in tensors):
+        raise QueryError(
+            f"layer '{info.name}' got no row of these inputs (a gate sent none there), so there is nothing to ask it."
+        )
     axis = info.batch_dim
     parts = []
     for t in tensors:

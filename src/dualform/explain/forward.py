@@ -1,7 +1,6 @@
 """One forward pass gives the query of every recorded layer; one backward pass of a target gives the directions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,11 +10,14 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dualform.errors import ModelMismatch, QueryError
-from dualform.memory import matrix_of, parts_of
+from dualform.memory import Store, matrix_of, normal_mode, parts_of
 from dualform.record import Call, Kind, Point, kind_of, owns_forward
 from dualform.types import LayerInfo, ModuleInfo
 
+from .batch_axis import require_batch_axis
 from .examples import count_examples
+from .inputs import arguments_of
+from .shadow import shadow_of
 from .targets import Target, choose
 
 Layers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
@@ -44,52 +46,10 @@ class Capture:
     seen: Mapping[str, Seen]
 
 
-def run(model: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None) -> Any:
-    """The model's output, with its own weights or the given ones."""
-    with swapped(model, weights or {}):
-        if isinstance(inputs, tuple):
-            return model(*inputs)
-        return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-
-
-@contextmanager
-def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other weights in a model, for as long as it is asked; its own ones afterwards."""
-    own = [(t, t.data) for n, t in (*model.named_parameters(), *model.named_buffers()) if n in weights]
-    new = [weights[n] for n, _ in (*model.named_parameters(), *model.named_buffers()) if n in weights]
-    try:
-        for (tensor, _), other in zip(own, new, strict=True):
-            tensor.data = other.to(tensor.device)
-        yield
-    finally:
-        for tensor, data in own:
-            tensor.data = data
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off and running statistics fixed while we ask; as it was afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextmanager
-def differentiable(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """All parameters of a model take part in gradients while we ask, frozen or not."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    frozen = [p for p in parameters if not p.requires_grad]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        yield parameters
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The model's output."""
+    args, kwargs = arguments_of(model, inputs)
+    return model(*args, **kwargs)
 
 
 @dataclass
@@ -113,10 +73,27 @@ def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[T
 
 
 def capture(
-    model: nn.Module, inputs: Any, layers: Layers, weights: Mapping[str, Tensor] | None, target: Target
+    model: nn.Module, inputs: Any, layers: Layers, weights: Mapping[str, Tensor] | None, target: Target, store: Store
 ) -> Capture:  # fmt: skip
-    """Run the model and its target backwards; note what the recorded layers saw."""
-    watched, handles = {}, []
+    """Run a shadow of the model and its target backwards; note what the recorded layers saw."""
+    with normal_mode(), torch.enable_grad():
+        shadow = shadow_of(model, weights, differentiable=True)
+        watched = _watch_layers(shadow, layers)
+        output = run(shadow, inputs)
+        keys = _keys(watched)
+        require_batch_axis(store, inputs, keys)
+        examples = count_examples(inputs, {name: info for name, (info, _) in layers.items()}, keys)
+        scalar, described = choose(output, target, examples, _axes(layers, keys))
+        if scalar.requires_grad:
+            _backward(model, shadow, scalar, target)
+        tensors = {name: p.detach() for name, p in shadow.named_parameters()}
+        seen = {name: _seen(layers[name], tensors, watched, name) for name in layers}
+    return Capture(_detached(output), described, examples, seen)
+
+
+def _watch_layers(model: nn.Module, layers: Layers) -> dict[str, Watched]:
+    """Watch the calls of all recorded modules, by their paths."""
+    watched: dict[str, Watched] = {}
     modules = dict(model.named_modules())
     for info, use in layers.values():
         if use.path not in modules:
@@ -126,25 +103,25 @@ def capture(
             )
         module = modules[use.path]
         if info.kind == "linear" and not owns_forward(module):
-            check = partial(_check_width, use.name, info.d_in)
-            handles.append(module.register_forward_pre_hook(check, with_kwargs=True))
+            module.register_forward_pre_hook(partial(_check_width, use.name, info.d_in), with_kwargs=True)
         if use.path not in watched:
-            watched[use.path] = found = _watch(model, use.path, module)
-            handles += found.kind.attach(module, found.see)
-    try:
-        with evaluating(model), differentiable(model) as parameters, torch.enable_grad(), swapped(model, weights or {}):
-            output = run(model, inputs, None)
-            keys = _keys(watched)
-            examples = count_examples(inputs, {name: info for name, (info, _) in layers.items()}, keys)
-            scalar, described = choose(output, target, examples, _axes(layers, keys))
-            if scalar.requires_grad:
-                torch.autograd.grad(scalar.sum(), parameters, allow_unused=True)
-            tensors = {name: p.detach() for name, p in model.named_parameters()}
-            seen = {name: _seen(layers[name], tensors, watched, name) for name in layers}
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Capture(_detached(output), described, examples, seen)
+            watched[use.path] = layer = _watch(model, use.path, module)
+            layer.kind.attach(module, layer.see)
+    return watched
+
+
+def _backward(model: nn.Module, shadow: nn.Module, scalar: Tensor, target: Target) -> None:
+    """Run the target backwards, and see that it comes from the shadow alone: a target function may use the model's."""
+    parameters = [p for p in shadow.parameters() if p.is_floating_point()]
+    own = {} if callable(target) else {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(scalar.sum(), [*parameters, *own.values()], allow_unused=True)
+    for name, gradient in zip(own, gradients[len(parameters) :], strict=True):
+        if gradient is not None:
+            raise QueryError(
+                f"a question runs a copy of the model's modules, but this {type(model).__name__} uses its own "
+                f"'{name}' in a way that the copy cannot follow (a global variable, say). Let its forward pass reach "
+                "its layers through self."
+            )
 
 
 def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:

@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from dualform.attend import Agreement, View, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
-from dualform.memory import Store
+from dualform.memory import Store, normal_mode
 from dualform.rules import Rule
+from dualform.types import Mark
 
 from .along import Along
 from .certificate import Certificate
 from .checks import check_samples, is_network_of
 from .filters import Filter, matching, named
-from .forward import evaluating, run
+from .forward import run
 from .ledger import Ledger, make_ledger, some_of
 from .progress import Progress, bar
+from .shadow import shadow_of
 from .sizes import visit_sizes
 from .spotlight import Spotlight
 from .targets import Target
@@ -81,9 +83,8 @@ class Memory:
         if kept is None or kept["step"] != self.step:
             return replace(self, view=View(self.step)).check()
         found = {name: Agreement(v["error"], v["floor"]) for name, v in kept["parameters"].items()}
-        if missing := [name for name in explained(self.store) if name not in found]:  # a killed recording
-            actual = {name: self.store.snapshot(name, self.step) for name in missing}
-            found |= certify(self.store, View(self.step), actual, only=missing)
+        if missing := [name for name in explained(self.store) if name not in found]:
+            found |= self._check_kept(missing)  # a killed recording, or one that ended with foreign weights
         return self._certificate(found)
 
     def __repr__(self) -> str:
@@ -125,7 +126,7 @@ class Memory:
         self.store.need_steps()
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
-    def along(self, layer: str, A: Tensor, a: Tensor | None = None) -> Along:
+    def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> Along:
         """Turn the spotlight on ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
 
         What did each example, group or time put into it? ``memory.along("fc1", A).by("label", layer="fc1")``.
@@ -136,8 +137,9 @@ class Memory:
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
         self.fits(model)
-        with torch.no_grad(), evaluating(model):
-            return run(model, inputs, self.weights(progress=progress))
+        weights = self.weights(progress=progress)
+        with normal_mode(), torch.no_grad():
+            return run(shadow_of(model, weights), inputs)
 
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
@@ -147,17 +149,19 @@ class Memory:
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
 
-    def sizes(self, layer: str, *, progress: Progress = True) -> Tensor:
+    def sizes(self, layer: str | int, *, progress: Progress = True) -> Tensor:
         """How much each visit put into a layer, whatever is asked: Σ |c| ‖e‖ ‖x‖ over its slots, one number a visit."""
         self.store.need_steps()
-        with bar(f"sizes in {layer}", self.store.slots(self.store.layer(layer)[0].name), progress) as watch:
-            return visit_sizes(self.store, self.view, layer, watch)
+        info, module = self.store.layer(layer)
+        with bar(f"sizes in {module.name}", self.store.slots(info.name), progress) as watch:
+            return visit_sizes(self.store, self.view, module.name, watch)
 
     # ------------------------------------------------------------------------------------------- weights
 
     def weights(self, *, progress: Progress = True) -> dict[str, Tensor]:
         """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots."""
         self._see_that_masks_count()
+        self._see_that_all_is_held()
         return self.store.kept(("weights", self.view.key), lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
@@ -183,6 +187,7 @@ class Memory:
 
     def weights_for(self, model: nn.Module) -> Mapping[str, Tensor] | None:
         """The weights that make a model this memory's network; None if it is that already."""
+        self.fits(model)
         if self.is_of(model):
             return None
         whole = self.view.visible is None and self.step > 0 and self.store.weights_kept_at(self.step)
@@ -203,11 +208,18 @@ class Memory:
         if model is None:
             actual = {name: self.store.snapshot(name, self.step) for name in explained(self.store)}
         else:
-            self.fits(model)
+            self.has_parameters(model)
             actual = dict(model.named_parameters())
         total = sum(self.store.slots(layer.name) for layer in explained_layers(self.store))
         with bar("checking", total, progress) as watch:
             return self._certificate(certify(self.store, self.view, actual, full=full, watch=watch))
+
+    def _check_kept(self, names: Iterable[str]) -> dict[str, Agreement]:
+        """Compare what was kept of some parameters at this step: all of them, or a few entries."""
+        names, view = list(names), View(self.step)
+        if not self.store.weights_kept_at(self.step):
+            return check_samples(self.store, view, names)
+        return certify(self.store, view, {name: self.store.snapshot(name, self.step) for name in names}, only=names)
 
     def is_of(self, model: nn.Module) -> bool:
         """Whether a model is known to be the network that this memory stands for, at its step and through its mask.
@@ -215,12 +227,31 @@ class Memory:
         What was kept is compared bit for bit: the rest, the explained weights of the last step, and 32 entries of each
         for every step between. Where those entries do not tell a step from the one beside it, it is not known.
         """
-        self.fits(model)
-        if self.view.visible is not None and explained(self.store):
+        self.has_parameters(model)
+        if self._not_held or (self.view.visible is not None and explained(self.store)):
             return False
         return is_network_of(self.store, self.step, model)
 
+    @property
+    def _not_held(self) -> list[Mark]:
+        """Marks of parameters that were replaced or added by this step: the memory does not hold what is there now."""
+        marks = self.store.manifest.marks
+        return [mark for mark in marks if mark.kind in ("replaced", "added") and mark.first_step <= self.step]
+
+    def _see_that_all_is_held(self) -> None:
+        for mark in self._not_held:
+            raise ModelMismatch(
+                f"the model was rebuilt while the memory at {self.path} was being recorded: '{mark.name}' was "
+                f"{mark.kind} at step {mark.first_step}, and from there on the memory does not hold the whole network. "
+                f"Ask for memory.at({mark.first_step - 1}) or before."
+            )
+
     def fits(self, model: nn.Module) -> None:
+        """See that a model has the parameters of the recorded one, and that the memory holds all of them."""
+        self.has_parameters(model)
+        self._see_that_all_is_held()
+
+    def has_parameters(self, model: nn.Module) -> None:
         """See that a model has the parameters of the recorded one."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
@@ -266,4 +297,5 @@ class Memory:
     def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
         errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
         reasons = {p.name: p.reason for p in self.store.manifest.parameters if p.kind == "rest"}
-        return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons)
+        ending = self.store.manifest.ending if self.step == self.store.steps else ""
+        return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons, ending)

@@ -72,6 +72,10 @@ class Spotlight:
         self._target = target.clone() if isinstance(target, Tensor) else target
         self._captures: dict[Hashable, Capture] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is asked, without the passes that were run: another process runs its own."""
+        return {**{name: value for name, value in vars(self).items() if name != "_own"}, "_captures": {}}
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return as_html(self)
@@ -92,7 +96,7 @@ class Spotlight:
         self,
         k: int = 10,
         *,
-        layer: str,
+        layer: str | int,
         score: Score = "contribution",
         order: Order = "largest",
         target: Target = None,
@@ -110,7 +114,7 @@ class Spotlight:
         column: str,
         k: int = 10,
         *,
-        layer: str,
+        layer: str | int,
         score: Score = "contribution",
         order: Order = "largest",
         target: Target = None,
@@ -128,7 +132,7 @@ class Spotlight:
         self,
         column: str,
         *,
-        layer: str,
+        layer: str | int,
         score: Score = "contribution",
         target: Target = None,
         position: int | None = None,
@@ -146,7 +150,7 @@ class Spotlight:
         return answer.groups[column]
 
     def timeline(
-        self, column: str | None = None, *, layer: str, stretches: int = STRETCHES, score: Score = "contribution",
+        self, column: str | None = None, *, layer: str | int, stretches: int = STRETCHES, score: Score = "contribution",
         target: Target = None, position: int | None = None, progress: Progress = True,
     ) -> Timeline:  # fmt: skip
         """A score over training time, in equal stretches of steps; by groups of a column if one is given."""
@@ -164,7 +168,7 @@ class Spotlight:
         return answer.timeline
 
     def ask(
-        self, layer: str, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
+        self, layer: str | int, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
         timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
         position: int | None = None, places: bool = False, progress: Progress = True,
     ) -> Answer:  # fmt: skip
@@ -216,7 +220,7 @@ class Spotlight:
             else {},
         )
 
-    def output(self, layer: str, *, progress: Progress = True) -> Tensor:
+    def output(self, layer: str | int, *, progress: Progress = True) -> Tensor:
         """The output of a layer, from its first weights and its slots alone; in the shape the layer gives."""
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
@@ -270,7 +274,7 @@ class Spotlight:
         if self._weights is None:  # the model may have changed since the last pass
             self._weights = self.memory.weights_for(self.model)
         layers = {module.name: (info, module) for info in self.memory.store.manifest.layers for module in info.modules}
-        return capture(self.model, self.inputs, layers, self._weights, target)
+        return capture(self.model, self.inputs, layers, self._weights, target, self.memory.store)
 
 
 def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:

@@ -1,6 +1,6 @@
 """The target: which number of the output is explained."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,20 @@ def choose(
     """
     if callable(target) and not isinstance(target, Tensor):
         return _one_each(target(output), examples), "the chosen target"
-    logits = examples_first(logits_of(output), axes or {})
+    found = logits_of(output)
+    logits = examples_first(found, axes or {})
+    if isinstance(target, Tensor) and (target.shape != (examples,) or len(logits) != examples):
+        raise QueryError(
+            f"target holds {tuple(target.shape)} classes for {examples} examples and an output of shape "
+            f"{tuple(logits.shape)}; give one class each."
+        )
+    if len(logits) != examples:
+        raise QueryError(
+            f"the model's output of shape {tuple(found.shape)} does not have one line for each of the {examples} "
+            "examples. If the inputs are one example without an axis of examples, put one first: x[None]. Else pass "
+            "target=lambda output: … that gives one number an example."
+        )
     if isinstance(target, Tensor):
-        if target.shape != (examples,) or len(logits) != examples:
-            raise QueryError(
-                f"target holds {tuple(target.shape)} classes for {examples} examples and an output of shape "
-                f"{tuple(logits.shape)}; give one class each."
-            )
         return _column(logits, target), "the logit of the given class"
     if target is None:
         name = "the output" if logits.shape[1] == 1 else "the logit of the predicted class"
@@ -54,15 +61,27 @@ def logits_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         found = output
     else:
-        found = getattr(output, "logits", None)
-        if found is None and isinstance(output, tuple | list) and output:
-            found = output[0]
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        if found is None and isinstance(output, tuple | list):
+            found = _only_scores(output)
     if not isinstance(found, Tensor) or found.ndim == 0:
         what = "number" if isinstance(found, Tensor) else type(output).__name__
         raise QueryError(
             f"cannot find the logits in a {what}; pass target=lambda output: … that gives one number an example."
         )
     return found
+
+
+def _only_scores(output: Sequence[Any]) -> Tensor | None:
+    """The one entry of a tuple that can be logits: a loss is a number, a state a tuple. Of several none is guessed."""
+    places = [i for i, part in enumerate(output) if isinstance(part, Tensor) and part.is_floating_point() and part.ndim]
+    if len(places) > 1:
+        shapes = ", ".join(f"output[{i}] {tuple(output[i].shape)}" for i in places)
+        raise QueryError(
+            f"the model gives a {type(output).__name__} in which several tensors could be the logits: {shapes}. Say "
+            f"which number is to be explained: target=lambda output: output[{places[-1]}][:, 3] for class 3."
+        )
+    return output[places[0]] if places else None
 
 
 def examples_first(logits: Tensor, axes: Mapping[torch.Size, int]) -> Float[Tensor, "n classes"]:

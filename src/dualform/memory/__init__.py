@@ -6,8 +6,9 @@ from .codec import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, en
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .glimpse import Glimpse
+from .inference import normal_mode
 from .kept import Kept
-from .layout import INDEX, bytes_a_row, columns_of, matrix_of, of_columns, parts_of, piece_of, places
+from .layout import INDEX, bytes_a_row, columns_of, gradient_from, matrix_of, of_columns, parts_of, piece_of, places
 from .ledgers import LedgerEntry, LedgerState
 from .manifest import Manifest, Shard, read_manifest
 from .parts import cut, load_manifest, part_of
@@ -50,8 +51,10 @@ __all__ = [
     "cut",
     "encode",
     "encode_into",
+    "gradient_from",
     "load_manifest",
     "matrix_of",
+    "normal_mode",
     "of_columns",
     "part_of",
     "parts_of",

@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass
 from threading import RLock
 from typing import Any, TypeVar
 
+from .inference import normal_mode
+
 Value = TypeVar("Value")
 
 BYTES = 6 << 30
@@ -25,7 +27,8 @@ class Kept:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key][0]
-        self[key] = value = make()
+        with normal_mode():
+            self[key] = value = make()
         return value
 
     def __contains__(self, key: Hashable) -> bool:

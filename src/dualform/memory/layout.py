@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dualform.types import LayerInfo, Piece
@@ -52,6 +52,24 @@ def parts_of(layer: LayerInfo) -> list[tuple[slice, slice]]:
     keys = np.linspace(0, layer.d_in, layer.parts + 1).astype(int).tolist()
     errors = np.linspace(0, layer.d_out, layer.parts + 1).astype(int).tolist()
     return [(slice(*k), slice(*e)) for k, e in zip(pairwise(keys), pairwise(errors), strict=True)]
+
+
+def gradient_from(
+    layer: LayerInfo,
+    parameter: str,
+    keys: Shaped[Tensor, "m k"],
+    errors: Float[Tensor, "m d_out"],
+    shape: Sequence[int],
+) -> Float[Tensor, "..."]:
+    """What some rows put into the gradient of a parameter of their layer, in the parameter's shape."""
+    if parameter not in layer.weights:
+        return errors.sum(0)
+    piece = piece_of(layer, parameter)
+    if layer.indexed:
+        out = errors.new_zeros(piece.end - piece.begin, layer.d_out)
+        return out.index_add_(0, keys[:, 0].long(), errors).reshape(*shape)
+    parts = [errors[:, e].mT @ keys[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
+    return of_columns(piece, parts[0] if len(parts) == 1 else torch.cat(parts), shape)
 
 
 def bytes_a_row(layer: LayerInfo, stored: torch.dtype) -> int:

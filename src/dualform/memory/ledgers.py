@@ -1,7 +1,7 @@
 """A ledger on disk: the parts of each parameter, one for each group, as they stood after a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class LedgerState:
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     first: Mapping[str, Tensor]
+    gradient_eps: Mapping[str, float] = field(default_factory=dict)
+    """The machine precision in which gradients were computed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class LedgerEntry:
     moves: Mapping[str, int]
     name: str
     file: FileEntry
+    gradient_eps: Mapping[str, float] = field(default_factory=dict)
 
 
 def write_ledger(folder: Path, step: int, state: LedgerState) -> LedgerEntry:
@@ -44,7 +47,7 @@ def write_ledger(folder: Path, step: int, state: LedgerState) -> LedgerEntry:
     tensors = {f"{key}#parts": [tensor] for key, tensor in state.weights.items()}
     tensors |= {f"{key}#buffers": [tensor] for key, tensor in state.buffers.items()}
     file = write_tensors(folder / name, tensors or {"#empty": [torch.empty(0)]})
-    return LedgerEntry(step, state.column, state.groups, state.visits, state.moves, name, file)
+    return LedgerEntry(step, state.column, state.groups, state.visits, state.moves, name, file, state.gradient_eps)
 
 
 def read_ledger(tensors: Mapping[str, Tensor], entry: LedgerEntry, first: Mapping[str, Tensor]) -> LedgerState:
@@ -57,6 +60,7 @@ def read_ledger(tensors: Mapping[str, Tensor], entry: LedgerEntry, first: Mappin
         {key.removesuffix("#parts"): t for key, t in tensors.items() if key.endswith("#parts")},
         {key.removesuffix("#buffers"): t for key, t in tensors.items() if key.endswith("#buffers")},
         first,
+        entry.gradient_eps,
     )
 
 
@@ -86,4 +90,5 @@ def add_parts(states: Sequence[LedgerState]) -> LedgerState:
         {name: total(lambda state: state.weights, name) for name in names},
         {name: total(lambda state: state.buffers, name) for name in names},
         states[0].first,
+        states[0].gradient_eps,
     )

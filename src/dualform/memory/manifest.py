@@ -15,7 +15,8 @@ A memory is a folder::
     calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
     visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
     steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
-                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), and a few entries
+                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), the machine
+                                 precision in which the gradient was computed (gradient_eps), and a few entries
                                  of the parameter and of the optimiser's state of it after the step
     snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
                                  parameters at the end; and now and then parameters under a preconditioned rule with the
@@ -37,6 +38,9 @@ last look is kept.
 Only the steps ``first … last`` that the manifest gives for a shard count; later lines in its files were dropped by a
 resume. A shard may hold snapshots alone: the parameters at the end, or the rest at a step that was resumed from and
 that nobody had looked at. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
+
+``ended`` says how the recording ended: ``{"how": "closed", "step": 300, "by": ""}``, or "interrupted" with the name of
+the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes on, and stays so after a kill.
 """
 
 import json
@@ -49,7 +53,7 @@ from typing import Any
 import xxhash
 
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
-from dualform.types import DType, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
+from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
 
 from .files import FileEntry, write_bytes
 from .ledgers import LedgerEntry
@@ -99,6 +103,8 @@ class Manifest:
     demoted: tuple[str, ...] = ()
     """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    ended: Ended | None = None
+    """How the recording ended; None while it goes on, and after a kill."""
 
     @property
     def steps(self) -> int:
@@ -115,6 +121,17 @@ class Manifest:
         """How many visits all steps made."""
         return sum(shard.visits for shard in self.shards)
 
+    @property
+    def ending(self) -> str:
+        """What a reader should know of the way the recording ended, as a sentence; nothing where it was closed."""
+        if self.ended is None:
+            return f"Recording was not closed: it goes on, or was killed. Step {self.steps} is the last one on disk."
+        if self.ended.how != "interrupted":
+            return ""
+        return (
+            f"Recording was interrupted ({self.ended.by}): the memory ends with the last complete step, {self.steps}."
+        )
+
     def upto(self, step: int, shards: Iterable[Shard]) -> "Manifest":
         """The same memory without what came after ``step``: with these shards, and what was noticed by then."""
         shards = tuple(shards)
@@ -125,6 +142,7 @@ class Manifest:
             marks=tuple(mark for mark in self.marks if mark.first_step <= step),
             certificate=self.certificate if step == self.steps else None,
             ledgers=tuple(entry for entry in self.ledgers if entry.step <= step),
+            ended=None,
         )
 
     def save(self, folder: Path) -> None:
@@ -201,7 +219,14 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         ranks=value.get("ranks", 1),
         demoted=tuple(value.get("demoted", ())),
         versions=value["versions"],
+        ended=_ended(value),
     )
+
+
+def _ended(value: Mapping[str, Any]) -> Ended | None:
+    if "ended" not in value:  # written before this was kept
+        return Ended("unknown", value["steps"])
+    return None if value["ended"] is None else Ended(**value["ended"])
 
 
 def _layer(value: Mapping[str, Any]) -> LayerInfo:

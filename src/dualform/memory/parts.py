@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualform.errors import CorruptMemory, NotAMemory, StoreError
-from dualform.types import Mark
+from dualform.types import Ended, Mark
 
 from .ledgers import LedgerEntry
 from .manifest import Manifest, Shard, read_manifest
@@ -75,7 +75,14 @@ def _joined(folder: Path, parts: Sequence[Manifest]) -> Manifest:
         marks=_marks(parts, step),
         certificate=first.certificate if first.steps == step else None,
         ledgers=tuple(ledgers),
+        ended=_ended(parts),
     )
+
+
+def _ended(parts: Sequence[Manifest]) -> Ended | None:
+    """How all parts ended: closed if all were, else as the first that was not."""
+    endings = [part.ended for part in parts]
+    return next((ended for ended in endings if ended is None or ended.how == "interrupted"), endings[0])
 
 
 def _moved(rank: int, shard: Shard) -> Shard:

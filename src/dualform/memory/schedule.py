@@ -54,6 +54,16 @@ class Schedule:
         settings = {name: values[rows] for name, values in self._settings.items()}
         return Moves(self._steps[rows], self._transitions[rows], self._scale[rows], settings)
 
+    def gradient_eps(self, parameter: str, step: int) -> float:
+        """The machine precision of a parameter's gradients up to ``step``, as the root of their mean square; 0 in a
+        memory that does not tell.
+        """
+        if "gradient_eps" not in self._table.column_names:
+            return 0.0
+        rows = self._rows.get(parameter, np.zeros(0, np.int64))
+        eps = np.nan_to_num(self._table["gradient_eps"].to_numpy()[rows[self._steps[rows] <= step]])
+        return float(np.sqrt(np.mean(eps**2))) if len(eps) else 0.0
+
     def sample(self, parameter: str, step: int) -> tuple[bytes, bytes] | None:
         """The entries of a parameter and of the optimiser's state of it that were kept after ``step`` (or after the
         last move before it).

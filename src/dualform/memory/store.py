@@ -1,8 +1,10 @@
 """The memory, read: tables of visits and steps, and the slots as a stream of blocks."""
 
+import pickle
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.errors import HorizonError, LayerNotFound, NoSteps, UnsupportedOptimizer
+from dualform.errors import HorizonError, LayerNotFound, NoSteps, StoreError, UnsupportedOptimizer
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
 from .calls import Block, Calls, join_blocks
 from .codec import COMPUTED, STORED, row_scale
 from .files import verify
+from .inference import normal_mode
 from .kept import Kept
 from .ledgers import LedgerState, add_parts, read_ledger
 from .manifest import Manifest, Shard
@@ -40,7 +43,8 @@ class Store:
 
     def __init__(self, path: str | Path, manifest: Manifest | None = None, rules: Iterable[Rule] = ()) -> None:
         self.path = Path(path)
-        self.rules = named_rules(rules)
+        self._taught = tuple(rules)
+        self.rules = named_rules(self._taught)
         self.manifest = load_manifest(self.path) if manifest is None else manifest
         self._files = self.manifest.files
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
@@ -48,8 +52,19 @@ class Store:
         for name, entry in self._files.items():
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
+        self._calls: dict[str, Calls] = {}
         self.kept = Kept()
         """What was computed from the memory and is worth keeping while it is open."""
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
+        """Opened again from its folder, with the shards that count here."""
+        for rule in self._taught:
+            _require_picklable(rule, self.path)
+        return Store, (self.path.absolute(), self.manifest, self._taught)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
+        """Itself: nothing changes it."""
+        return self
 
     @property
     def compute(self) -> torch.dtype:
@@ -71,8 +86,9 @@ class Store:
         """Every tensor of the model by its name."""
         return {parameter.name: parameter for parameter in self.manifest.parameters}
 
-    def layer(self, name: str) -> tuple[LayerInfo, ModuleInfo]:
-        """The recorded map behind a layer's name, and the module of that name."""
+    def layer(self, name: str | int) -> tuple[LayerInfo, ModuleInfo]:
+        """The recorded map behind a layer's name, and the module of that name; 2 stands for "2" in a Sequential."""
+        name = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
         for layer in self.manifest.layers:
             for module in layer.modules:
                 if module.name == name:
@@ -134,6 +150,13 @@ class Store:
         """What the optimiser did to a parameter. Kept for the next question."""
         return self.kept(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
+    def gradient_eps(self, parameter: str, step: int) -> float:
+        """The machine precision in which the gradients of a parameter were computed up to a step."""
+        if self.parameters[parameter].kind == "ledger":
+            entries = [entry for entry in self.manifest.ledgers if entry.step == step]
+            return max((entry.gradient_eps.get(parameter, 0.0) for entry in entries), default=0.0)
+        return self._schedule.gradient_eps(parameter, step) if self.steps else 0.0
+
     def rule(self, parameter: str) -> Rule | None:
         """The rule that explains a parameter; None if there is none, or none is needed to read it."""
         name = self.parameters[parameter].rule
@@ -159,10 +182,6 @@ class Store:
         if layer not in self._calls:
             self._calls[layer] = self._read_calls(layer)
         return self._calls[layer]
-
-    @cached_property
-    def _calls(self) -> dict[str, Calls]:
-        return {}
 
     @cached_property
     def _call_tables(self) -> list[pa.Table]:
@@ -302,7 +321,8 @@ class Store:
         if name not in self._mapped:
             if name in self._files:
                 verify(self.path / name, self._files[name], content=True)
-            self._mapped[name] = map_tensors(self.path / name)
+            with normal_mode():
+                self._mapped[name] = map_tensors(self.path / name)
         return self._mapped[name]
 
     def initial(self, name: str) -> Tensor:
@@ -355,3 +375,15 @@ class Store:
                 f"the memory at {self.path} cannot be read at step {step}: it holds steps 0 to {self.steps}."
             )
         return int(step)
+
+
+def _require_picklable(rule: Rule, path: Path) -> None:
+    """A rule that was taught holds functions, which another process must be able to import."""
+    try:
+        pickle.dumps(rule)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise StoreError(
+            f"the memory at {path} cannot be pickled with the rule '{rule.name}' that it was opened with: {error}. "
+            "Define the rule's functions at the top of a module, or open the memory where it is needed: "
+            "dualform.open(path, rules=[…])."
+        ) from error

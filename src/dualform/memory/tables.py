@@ -41,6 +41,8 @@ class ParameterStep(NamedTuple):
     settings: Mapping[str, float]
     sample: bytes
     state_sample: bytes
+    gradient_eps: float = 0.0
+    """The machine precision in which its gradient was computed."""
 
 
 _UNKNOWN = Transition(*[np.nan] * len(Transition._fields))
@@ -66,6 +68,7 @@ def steps_table(lines: Sequence[tuple[int, ParameterStep]]) -> pa.Table:
     columns |= {name: _numbers(numbers[:, i]) for i, name in enumerate(Transition._fields)}
     columns["scale"] = _numbers(np.array([line.scale for line in moves], np.float64))
     columns |= {f"{SETTING}{name}": _numbers(settings[:, i]) for i, name in enumerate(names)}
+    columns["gradient_eps"] = _numbers(np.array([line.gradient_eps for line in moves], np.float64))
     columns["sample"] = _bytes([line.sample for line in moves])
     columns["state_sample"] = _bytes([line.state_sample for line in moves])
     return _table(columns)

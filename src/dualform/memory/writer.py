@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.types import Mark
+from dualform.errors import RecordError
+from dualform.types import Ended, Mark
 
 from .codec import Encoded
 from .files import FileEntry, write_parquet
@@ -42,8 +43,9 @@ class Pending:
     """The bytes of the snapshots."""
     marks: tuple[Mark, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
-    certificate: Mapping[str, Any] = field(default_factory=dict)
-    """How exactly the memory explains each parameter after the last step (anything with an error and a floor)."""
+    certificate: Mapping[str, Any] | None = None
+    """How exactly the memory explains each parameter after the last step (anything with an error and a floor); None
+    where the weights of that step are not at hand."""
     ledger: LedgerState | None = None
     """The ledger as it stands after the last step, if it is to be kept."""
     replaces: bool = False
@@ -52,6 +54,8 @@ class Pending:
     """Fields of the manifest that are no longer as they were when recording began."""
     at_end: Callable[[], None] = lambda: None
     """Called when nobody needs the memory of its slots any more."""
+    done: threading.Event = field(default_factory=threading.Event)
+    """Set when it is on the disk, or will never be."""
 
     def keep(self, snapshots: Mapping[str, Tensor]) -> None:
         """Take tensors that are kept whole."""
@@ -62,25 +66,36 @@ class Pending:
 class Writer:
     """Writes shards in a thread of its own.
 
-    The queue holds one shard: a loop that is faster than the disk waits, memory does not grow. What goes wrong in the
-    thread is raised in the loop, at its next call here.
+    Who hands over waits for the memory of a shard before (``Pending.at_end``), so a loop that is faster than the disk
+    waits, and the queue holds little. What goes wrong in the thread is raised in the loop, at its next call here. A
+    shard may be handed over again by who does not know whether it was: it is written once.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._queue: queue.Queue[Pending | None] = queue.Queue(maxsize=1)
+        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._last: Pending | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="dualform-writer", daemon=True)
         self._thread.start()
 
     def put(self, shard: Pending) -> None:
-        """Hand over a shard; waits while the disk is behind. Its slots must stay where they are until its end."""
+        """Hand over a shard. Its slots must stay where they are until its end."""
         self._raise()
-        self._queue.put(shard)
+        if not self.has(shard):
+            self._refuse_gap(shard)
+            self._last = shard
+        if shard is self._last:
+            self._queue.put(shard)
+
+    def has(self, shard: Pending) -> bool:
+        """Whether a shard has been handed over."""
+        return self._last is not None and shard.number <= self._last.number
 
     def wait(self) -> None:
         """Come back when everything handed over is on disk and listed in the manifest."""
-        self._queue.join()
+        if self._last is not None:
+            self._last.done.wait()
         self._raise()
 
     def certify(self, found: Mapping[str, Any]) -> None:
@@ -91,18 +106,35 @@ class Writer:
         self.manifest = replace(self.manifest, certificate={**kept, "parameters": lines})
         self.manifest.save(self.folder)
 
-    def stop(self) -> None:
-        """Finish what was handed over and end the thread."""
+    def end(self, ended: Ended) -> None:
+        """Say how the recording ended, when all else is on disk."""
+        self.manifest = replace(self.manifest, ended=ended)
+        self.manifest.save(self.folder)
+
+    def stop(self, wait: bool = True) -> None:
+        """Finish what was handed over and end the thread; without waiting for that if the disk may hang."""
         self._queue.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
+    def _refuse_gap(self, shard: Pending) -> None:
+        """Steps follow one another; only what is kept at the end may belong to a step that is there already."""
+        end = self.manifest.steps if self._last is None else self._last.last
+        if shard.first != end + 1 and not (shard.first == shard.last == end and not shard.calls):
+            raise RecordError(
+                f"a shard with the steps {shard.first} to {shard.last} cannot follow step {end}: steps between them "
+                f"are missing, or there twice. The memory stands at step {end}. Record anew, or resume from there."
+            )
+
     def _run(self) -> None:
         _step_back()
         while (shard := self._queue.get()) is not None:
+            if shard.done.is_set():
+                continue  # it came a second time
             try:
                 if self._error is None:
                     self._write(shard)
@@ -110,9 +142,8 @@ class Writer:
                 self._error = error
             finally:
                 shard.at_end()
-                self._queue.task_done()
+                shard.done.set()
                 del shard
-        self._queue.task_done()
 
     def _write(self, shard: Pending) -> None:
         """Write the files of a shard, then the manifest that lists them."""
@@ -158,18 +189,27 @@ def with_shard(
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows
-    lines = certificate_lines(shard.certificate)
+    known = shard.certificate
+    certificate = None if known is None else {"step": shard.last, "parameters": certificate_lines(known)}
     visits = sum(len(columns["visit"]) for columns in shard.visits)
-    entry = Shard(shard.number, 1 if shard.replaces else shard.first, shard.last, visits, slots, files)
     older = [each for each in manifest.ledgers if each.step < shard.last]
+    before = _before(manifest, older[-1:]) if shard.replaces else manifest.shards
+    first = min(before[-1].last + 1 if before else 1, shard.last) if shard.replaces else shard.first
+    entry = Shard(shard.number, first, shard.last, visits, slots, files)
     return replace(
         manifest,
-        shards=(entry,) if shard.replaces else (*manifest.shards, entry),
+        shards=(*before, entry),
         ledgers=manifest.ledgers if ledger is None else (*older[-1:], ledger),
         marks=shard.marks,
         columns=dict(shard.columns),
-        certificate={"step": shard.last, "parameters": lines},
+        certificate=certificate,
     )
+
+
+def _before(manifest: Manifest, ledgers: Sequence[LedgerEntry]) -> tuple[Shard, ...]:
+    """The shards of a ledger alone that are still needed: what was kept whole with the ledger before the last."""
+    kept = [shard for shard in manifest.shards if ledgers and shard.last >= ledgers[0].step]
+    return (replace(kept[0], first=1), *kept[1:]) if kept else ()
 
 
 def certificate_lines(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:

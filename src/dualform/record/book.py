@@ -14,15 +14,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, optim
 
-from dualform.attend import Agreement, State, agreement, move, precondition
+from dualform.attend import Agreement, Rounding, State, agreement, move, precondition
 from dualform.errors import NoteError, QueryError
-from dualform.memory import LedgerState, of_columns, parts_of, piece_of
+from dualform.memory import LedgerState, gradient_from
 from dualform.rules import Rule
 from dualform.types import LayerInfo, Transition
 
 from .audit import scale_of
 from .begin import state_tensors
-from .gradients import Follower, Opened
+from .credit import Credit
+from .gradients import Follower, Opened, gradient_eps
 from .plan import Plan
 from .ranks import Ranks
 from .stage import Slots
@@ -42,6 +43,8 @@ class Account:
     buffer: Tensor
     first: Tensor
     moves: int = 0
+    gradient_eps: float = 0.0
+    """The lowest precision in which a gradient was computed."""
     gradient: dict[int, Tensor] = field(default_factory=dict)
     """The gradient of this step so far, by group."""
     opened: Opened | None = None
@@ -95,9 +98,9 @@ class Book:
 
     def __init__(
         self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
-        ranks: Ranks,
+        credit: Credit, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.plan, self.by, self.ranks = plan, by, ranks
+        self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, Account] = {}
@@ -126,6 +129,7 @@ class Book:
         for name, account in self.accounts.items():
             account.weight, account.buffer = kept.weights[name].clone(), kept.buffers[name].clone()
             account.first, account.moves = kept.first[name].to(account.weight.dtype), kept.moves.get(name, 0)
+            account.gradient_eps = kept.gradient_eps.get(name, 0.0)
 
     # ------------------------------------------------------------------------------------------- gradients
 
@@ -164,13 +168,12 @@ class Book:
         values = batch.columns[self.by]
         if not isinstance(values, np.ndarray):
             return np.full(rows, self._group(values))
-        axis, leading = slots.layer.batch_dim, slots.leading
-        if axis >= len(leading) or leading[axis] != len(values):
+        owners = self.credit.told(slots, self.credit.marks.step + 1)
+        if owners is None:
             return np.full(rows, self._group(None))
         names, which = np.unique(values, return_inverse=True)
-        stride = int(np.prod(leading[axis + 1 :], dtype=np.int64))
         numbers = np.array([self._group(name.item()) for name in names])
-        return numbers[which][np.arange(rows) // stride % len(values)]
+        return numbers[which][np.arange(rows) // owners.stride % owners.examples]
 
     def _group(self, name: Hashable) -> int:
         if name not in self.groups:
@@ -204,6 +207,7 @@ class Book:
         if not follower.passes:
             account.gradient = {}
         account.opened = None
+        account.gradient_eps = max(account.gradient_eps, gradient_eps(follower.passes))
         parameter, rule = follower.parameter, account.rule
         assert parameter.grad is not None
         shared = {key: tensor.detach() for key, tensor in state_tensors(rule, state).items()}
@@ -231,6 +235,7 @@ class Book:
             weights={name: account.weight.clone() for name, account in self.accounts.items()},
             buffers={name: account.buffer.clone() for name, account in self.accounts.items()},
             first={name: account.first for name, account in self.accounts.items()},
+            gradient_eps={name: account.gradient_eps for name, account in self.accounts.items()},
         )
 
     def certificate(self) -> dict[str, Agreement]:
@@ -240,23 +245,16 @@ class Book:
             actual, total = account.parameter.detach().cpu(), account.weight.double().sum(0)
             self.ranks.add_up([total])
             eps = torch.finfo(actual.dtype).eps
-            found[name] = agreement(actual, account.first.double(), total, account.moves, eps)
+            first, rounding = account.first.double(), Rounding(eps, account.gradient_eps)
+            found[name] = agreement(actual, first, total, account.moves, rounding)
         return found
 
 
 def _product(layer: LayerInfo, account: Account, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
     """What some rows put into the gradient of a parameter."""
     dtype, shape = account.weight.dtype, account.weight.shape[1:]
-    error = error.detach().to("cpu", dtype)
-    if account.name not in layer.weights:
-        return error.sum(0)
-    piece = piece_of(layer, account.name)
-    if layer.indexed:
-        out = error.new_zeros(piece.end - piece.begin, layer.d_out)
-        return out.index_add_(0, key[:, 0].cpu().long(), error).reshape(shape)
-    key = key.detach().to("cpu", dtype)
-    found = [error[:, e].mT @ key[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
-    return of_columns(piece, found[0] if len(found) == 1 else torch.cat(found), shape)
+    key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
+    return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
 
 
 def states_by_name(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:

@@ -90,9 +90,10 @@ class Demotion:
             every *= math.ceil(auto_interval(plan.rest) / every)
         shelf.rest.add({name: plan.tensors[name] for name in names}, every)
         for name in names:
-            shelf.proof.proofs.pop(name, None)
+            shelf.proof.forget(name)
             passes.book.accounts.pop(name, None)
         shelf.stations.names = [name for name in shelf.stations.names if name not in names]
+        shelf.outside.forget(names)
         shelf.plan = passes.plan = plan
         shelf.pending.revised = _revised(plan, every)
 

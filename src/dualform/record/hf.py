@@ -18,11 +18,12 @@ from weakref import WeakSet
 
 import torch
 from jaxtyping import UInt8
-from torch import Tensor, optim
+from torch import Tensor
 
 from dualform.errors import NoteError, RecordError, require
 
 from .session import Columns, Session, around, refuse_shared
+from .unwrap import unwrapped
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -95,7 +96,7 @@ class RecordCallback(TrainerCallback):
         for how in (how for how, used in shared.items() if used):
             refuse_shared(how)
         saved = _kept(state).get(KEY, {}).get("step")
-        self.session.begin(kwargs["model"], [_unwrapped(kwargs["optimizer"])], saved)
+        self.session.begin(kwargs["model"], [unwrapped(kwargs["optimizer"])], saved)
 
     @contextmanager
     def _around(self, trainer: Trainer) -> Iterator[None]:
@@ -208,13 +209,6 @@ def _packed(examples: Sequence[Mapping[str, Any]]) -> UInt8[Tensor, "b n"]:
 def _unpacked(rows: UInt8[Tensor, "b n"]) -> dict[str, list[Any]]:
     examples = [json.loads(row.tobytes()) for row in rows.cpu().numpy()]
     return {name: [each[name] for each in examples] for name in examples[0]}
-
-
-def _unwrapped(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """The optimiser inside accelerate's. What else is put around optimisers may step differently, and stays."""
-    from accelerate.optimizer import AcceleratedOptimizer
-
-    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
 def _kept(state: TrainerState) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """What was noticed while recording and the memory will not explain: said once, counted, kept in the manifest."""
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dualform.errors import DualformWarning
 from dualform.types import Mark
 
 
 class Marks:
-    """All marks of a recording. ``step`` is the number of complete steps so far."""
+    """All marks of a recording. ``step`` is the number of complete steps so far, ``say`` tells the user."""
 
-    def __init__(self, before: Iterable[Mark], step: int) -> None:
-        self.step = step
+    def __init__(self, before: Iterable[Mark], step: int, say: Callable[[str], None]) -> None:
+        self.step, self._say = step, say
         self._marks = {(mark.kind, mark.name): mark for mark in before}
 
     def __call__(self, kind: str, name: str, message: str, step: int) -> None:
@@ -22,7 +20,11 @@ class Marks:
             self._marks[kind, name] = replace(before, times=before.times + 1)
             return
         self._marks[kind, name] = Mark(kind, name, step, 1, message)
-        warnings.warn(f"'{name}' at step {step}: {message}.", DualformWarning, stacklevel=2)
+        self._say(f"'{name}' at step {step}: {message}.")
+
+    def go_back(self, before: Iterable[Mark]) -> None:
+        """Forget what was noticed since, as it will be noticed again."""
+        self._marks = {(mark.kind, mark.name): mark for mark in before}
 
     def all(self) -> tuple[Mark, ...]:
         """The marks so far."""

@@ -17,22 +17,20 @@ from jaxtyping import Float
 from dualform.errors import NoteError, RecordError
 from dualform.memory import Glimpse
 
-from .audit import Found, Mark, Product, audit, product_of
-from .gradients import Entries, Follower, Pass
+from .audit import Found, Mark, audit
+from .gradients import Follower, Pass, Probed
 from .ranks import TOGETHER, Ranks
 
 Values = Float[np.ndarray, " k"]
 
 
 class Glance(NamedTuple):
-    """A backward pass as one process saw it: the watched entries of a gradient, and what its own slots add to them."""
+    """A backward pass as one process saw it: the watched entries of a gradient, right after it and later."""
 
     begins: tuple[int, ...]
     width: int
-    before: Values | None
     after: Values
     later: Values | None
-    product: Product | None
     left_over: bool
 
 
@@ -50,13 +48,10 @@ class Said(NamedTuple):
 
 def glance(added: Pass) -> Glance:
     """A pass, for the others."""
-    seen = added.entries.seen
-    before, after, later = (
-        None if b is None else seen.values([b])[0] for b in (added.before, added.after, added.later)
-    )
+    seen = added.watched
+    after, later = (None if b is None else seen.values([b])[0] for b in (added.after, added.later))
     assert after is not None
-    product = None if added.terms is None else product_of(added)
-    return Glance(seen.begins, seen.width, before, after, later, product, added.left_over)
+    return Glance(seen.begins, seen.width, after, later, added.left_over)
 
 
 def compare(said: Sequence[Said]) -> None:
@@ -87,9 +82,21 @@ class Meeting:
             Found(
                 None if each.scale is None else each.scale / self.ranks.world,
                 each.factors if len(each.factors) == len(mine.factors) else mine.factors,
+                each.marked,
             )
             for each, mine in zip(found, own, strict=True)
         ]
+
+    def add_up(self, sums: dict[tuple[int, Follower], Probed], followers: Mapping[str, Follower]) -> None:
+        """Put what the slots of all processes put into the gradients in place of what those of this one did."""
+        wanted = sorted({key for each in self.said for key in each.passes})
+        mine = {(step, follower.name): probed for (step, follower), probed in sums.items()}
+        parts = [mine.get((step, name)) or _nothing(followers[name]) for step, name in wanted]
+        numbers = [part.numbers.double() for part in parts]
+        sizes = torch.tensor([[part.power, float(part.rows)] for part in parts], dtype=torch.float64)
+        self.ranks.add_up([*numbers, sizes])
+        for (step, name), part, total, (power, rows) in zip(wanted, parts, numbers, sizes.tolist(), strict=True):
+            sums[step, followers[name]] = Probed(total.to(part.numbers.dtype), power, int(rows), part.eps)
 
     def looks(self, name: str) -> tuple[tuple[int, ...], int] | None:
         """Where the first process looks at a gradient, so that all of them look there."""
@@ -126,10 +133,10 @@ class Meeting:
             for some in lists
         )
         if not same:
-            return [_pass(follower.name, [each._replace(product=None, left_over=False)]) for each in first]
+            return [_pass([each._replace(left_over=False)]) for each in first]
         if first:
             self._see_same(follower, [some[-1].later for some in lists])
-        return [_pass(follower.name, some) for some in zip(*lists, strict=True)]
+        return [_pass(some) for some in zip(*lists, strict=True)]
 
     @staticmethod
     def _see_same(follower: Follower, later: Sequence[Values | None]) -> None:
@@ -146,27 +153,22 @@ class Meeting:
             )
 
 
-def _pass(name: str, seen: Sequence[Glance]) -> Pass:
+def _pass(seen: Sequence[Glance]) -> Pass:
     """What several processes saw of a pass, as one."""
     first = seen[0]
-    glimpse = Glimpse(first.begins, first.width, torch.float64)
-    entries = Entries(name, glimpse.index.numpy(), glimpse)
-    products = [each.product for each in seen]
-    product = None
-    if all(each is not None for each in products):
-        total, size, rows, eps = zip(*[each for each in products if each is not None], strict=True)
-        product = Product(np.sum(total, axis=0), np.sum(size, axis=0), sum(rows), max(eps))
     return Pass(
-        entries,
-        _sum([each.before for each in seen]),
+        Glimpse(first.begins, first.width, torch.float64),
         _sum([each.after for each in seen]) or b"",
         slots=[],
-        terms=None,
+        probed=[],
         left_over=any(each.left_over for each in seen),
         version=0,
         later=_sum([each.later for each in seen]),
-        product=product,
     )
+
+
+def _nothing(follower: Follower) -> Probed:
+    return Probed(follower.probe.nothing(), 0.0, 0, follower.eps)
 
 
 def _sum(values: Sequence[Values | None]) -> bytes | None:

@@ -1,16 +1,17 @@
 """What a step did to each parameter: as far as it is known while training runs, and what is found out of that later."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from dualform.memory import ParameterStep
 from dualform.types import Transition
 
 from .audit import Found
-from .gradients import Follower, Pass
+from .gradients import Follower, Pass, gradient_eps
 from .notes import Batch
 from .stage import Slots
 
@@ -27,6 +28,8 @@ class Moved:
     """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
     bare: bool
     """Whether it has a gradient that no slots of this process made."""
+    probe: Tensor
+    """The gradient as the step uses it, seen through its probe."""
     sample: bytes = b""
     state_sample: bytes = b""
 
@@ -40,7 +43,7 @@ class New(NamedTuple):
     batch: Batch
 
 
-def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
+def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]], size_of: Callable[[Slots], int]) -> list[New]:
     """The batches that steps use for the first time, in their order."""
     new: dict[int, New] = {}
     for step, moved in steps:
@@ -48,10 +51,9 @@ def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]]) -> list[New]:
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
-                    batch, axis = slots.batch, slots.layer.batch_dim
+                    batch = slots.batch
                     if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
-                        size = slots.leading[axis if axis < len(slots.leading) else 0]
-                        new[id(batch)] = New(step, number, size if batch.size is None else batch.size, batch)
+                        new[id(batch)] = New(step, number, size_of(slots), batch)
                         number += 1
     return list(new.values())
 
@@ -79,5 +81,6 @@ def factors_of(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple
 def line_of(moved: Moved, scale: float) -> ParameterStep:
     """What the memory keeps of it."""
     return ParameterStep(
-        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample
-    )
+        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample,
+        gradient_eps(moved.passes),
+    )  # fmt: skip

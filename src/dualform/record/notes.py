@@ -10,6 +10,11 @@ import torch
 from dualform.errors import NoteError
 
 RESERVED = ("visit", "step", "row")
+COPY = "copy"
+"""The column that tells the blocks of rows of one note apart, where each sends several."""
+
+WHEN = "Call tape.note before the forward pass of each batch, or after it and before its backward pass."
+
 KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64", "U": "string"}
 FITS = "a number, a string, or one of these for each example"
 
@@ -17,15 +22,25 @@ FITS = "a number, a string, or one of these for each example"
 class Batch:
     """The examples of one batch: its columns, its size once known, its first visit once a step has used it."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows: "Batch | None" = None) -> None:
         self.columns: dict[str, Any] = {}
         self.size: int | None = None
         self.visit = -1
+        self.follows = follows
+        """The noted batch that these forward passes belong to, unless a note before their backward pass says else."""
+        self.forwards = 0
+        self.forwards_first = 0
+        """The forward passes before its first note."""
         self.arrived = False
+        self.joined = False
         self.done = False
+        self.instead = False
+        """Whether it may be left out, as trainers leave out batches."""
         self.calls: Counter[str] = Counter()
+        self.calls_before: Counter[str] = Counter()
+        """The calls of the batch that it turned out to belong to."""
 
-    def number(self, first: int, step: int, row: int = 0) -> Mapping[str, Any]:
+    def number(self, first: int, step: int, row: int = 0, copies: int = 1) -> Mapping[str, Any]:
         """Give the examples their visit numbers: the lines of the table, single values not yet repeated.
 
         ``row`` is the place of the first one in the batch, where several processes have a part of it.
@@ -33,54 +48,133 @@ class Batch:
         assert self.size is not None
         self.visit = first
         rows = np.arange(self.size)
-        return {"visit": rows + first, "step": step, "row": rows + row, **self.columns}
+        copy = {} if copies == 1 else {COPY: rows // max(1, self.size // copies)}
+        return {"visit": rows + first, "step": step, "row": rows + row, **self.columns, **copy}
 
 
 class Notes:
-    """Which batch the loop is in. A batch ends with the next note of a column it already has, or with its step."""
+    """Which batch the loop is in. A batch ends with the next note of a column it already has, or with its step.
 
-    def __init__(self, types: Mapping[str, str] | None) -> None:
+    Notes may come before the forward pass or after it. A forward pass after the backward pass of a noted batch, or
+    after a note that came late, may be another one of that batch or the first of the next: that is known when its
+    note comes, or its backward pass without one.
+    """
+
+    def __init__(self, types: Mapping[str, str] | None, copies: int = 1) -> None:
         self.types: dict[str, str] | None = None if types is None else dict(types)
+        self.copies = copies
         self.batch = Batch()
 
-    def note(self, columns: Mapping[str, Any]) -> None:
-        """Attach columns to the batch that comes next (or to the one whose forward pass has just run)."""
-        batch = self.batch
-        if batch.done or (batch.arrived and not batch.columns) or any(name in batch.columns for name in columns):
-            batch = Batch()
-        size = batch.size
-        found = {}
+    def note(self, columns: Mapping[str, Any], instead: bool = False) -> None:
+        """Attach columns to the batch that comes next, or to the one whose forward pass has just run."""
+        batch = self._noted(columns)
+        size, values = batch.size, {}
         for name, value in columns.items():
-            found[name] = self._column(name, value)
-            if isinstance(found[name], np.ndarray):
-                length = len(found[name])
-                if size is not None and length != size:
+            values[name] = self._column(name, value)
+            if isinstance(values[name], np.ndarray):
+                length = len(values[name])
+                values[name] = np.tile(values[name], self.copies)
+                if size is not None and length * self.copies != size:
                     raise NoteError(
-                        f"column '{name}' has {length} values, but the batch has {size} examples; give one value an "
-                        "example, or a single value for all."
+                        f"column '{name}' has {length} values, but the batch has {size // self.copies} examples; give "
+                        "one value an example, or a single value for all."
                     )
-                size = length
-        batch.columns.update(found)
-        batch.size = size
+                size = length * self.copies
+        if not batch.columns:
+            batch.forwards_first = batch.forwards
+        batch.columns.update(values)
+        batch.size, batch.instead = size, instead
         self.batch = batch
 
-    def before_forward(self) -> None:
-        """A forward pass begins: without a note since the last backward pass it is a batch of its own."""
-        if self.batch.done or (self.batch.arrived and not self.batch.columns):
+    def _noted(self, columns: Mapping[str, Any]) -> Batch:
+        """The batch that a note is for."""
+        batch, before = self.batch, self.batch.follows
+        if before is not None:
+            if before.arrived or any(name in before.columns for name in columns):
+                return self._on_its_own(batch, before)
+            return self._joined(batch, before)
+        again = any(name in batch.columns for name in columns)
+        if batch.done or (batch.arrived and not batch.columns) or again:
+            self._require_forward(batch)
+            return Batch()
+        if batch.arrived:
+            raise NoteError(
+                f"the columns {sorted(columns)} were noted after the backward pass of their batch, of which "
+                f"{sorted(batch.columns)} were noted in time. {WHEN}"
+            )
+        return batch
+
+    def _require_forward(self, batch: Batch) -> None:
+        """A note is lost if another one follows before any forward pass."""
+        if batch.columns and not (batch.forwards or batch.arrived or batch.instead):
+            raise NoteError(
+                f"the columns {sorted(batch.columns)} were noted for a batch that no recorded layer has seen: the next "
+                f"note, or the end, came before its forward pass. {WHEN}"
+            )
+
+    def _on_its_own(self, batch: Batch, before: Batch) -> Batch:
+        """Forward passes turn out to be those of a new batch."""
+        if not before.arrived and batch.forwards != before.forwards_first:
+            raise NoteError(
+                f"{batch.forwards} forward passes came between two notes of {sorted(before.columns)}, and "
+                f"{before.forwards_first} before the first of these: it is not clear which of them belong together. "
+                "Call tape.note before the forward passes of each batch."
+            )
+        batch.follows = None
+        return batch
+
+    @staticmethod
+    def _joined(batch: Batch, before: Batch) -> Batch:
+        """Forward passes turn out to be more of those of a batch."""
+        batch.joined = True
+        batch.calls_before = before.calls.copy()
+        before.calls.update(batch.calls)
+        before.forwards += batch.forwards
+        return before
+
+    def begin_forward(self) -> None:
+        """The user's call of a module begins, and a backward pass may follow."""
+        batch = self.batch
+        if batch.done or (batch.arrived and not batch.columns):
             self.batch = Batch()
+        elif batch.columns and (batch.arrived or batch.forwards_first):
+            self.batch = Batch(follows=batch)
+        self.batch.forwards += 1
+
+    def begin_again(self) -> None:
+        """A forward pass runs inside a backward pass, and may have left no trace before."""
+        if self.batch.done:
+            self.batch = Batch()
+
+    def arrived(self, batch: Batch) -> Batch:
+        """Rows of a forward pass come to a gradient: the batch that they belong to, from now on for good."""
+        before = batch.follows
+        if before is not None:
+            whole = before if batch.joined else self._joined(batch, before)
+            if self.batch is batch:
+                self.batch = before
+            batch = whole
+        batch.arrived = True
+        return batch
+
+    def close(self) -> None:
+        """Recording ends."""
+        self._require_forward(self.batch)
 
     def check(self, batch: Batch) -> None:
         """Every batch of a recording has the same columns."""
+        copy = {} if self.copies == 1 else {COPY: "int64"}
         if self.types is None:
-            self.types = {name: _kind(value) for name, value in batch.columns.items()}
-        elif batch.columns.keys() != self.types.keys():
+            self.types = {name: _kind(value) for name, value in batch.columns.items()} | copy
+        elif batch.columns.keys() | copy.keys() != self.types.keys():
             raise NoteError(
                 f"this batch was noted with the columns {sorted(batch.columns)}, the batches before it with "
-                f"{sorted(self.types)}. Note the same columns for every batch."
+                f"{sorted(self.types.keys() - copy.keys())}. Note the same columns for every batch: before its forward "
+                "pass, or after it and before its backward pass."
             )
 
     def _column(self, name: str, value: Any) -> Any:
-        if name in RESERVED:
+        if name in RESERVED or (name == COPY and self.copies > 1):
             raise NoteError(
                 f"a column cannot be called '{name}': dualform writes that one itself. Choose another name."
             )
@@ -96,7 +190,7 @@ class Notes:
             raise NoteError(
                 f"column '{name}' holds {kind} values now; the batches before had "
                 f"{f'{before} values there' if before else f'the columns {sorted(self.types)}'}. Note the same "
-                "columns, with values of one kind, for every batch."
+                f"columns, with values of one kind, for every batch. {'' if before else WHEN}".rstrip()
             )
         return value
 

@@ -16,4 +16,5 @@ class Options:
     overwrite: bool
     snapshot_every: int | None
     by: str | None
+    copies: int
     progress: bool

@@ -13,14 +13,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
 from dualform.memory import Arena, Desk, Room, encode_into
 from dualform.types import DType
 
 from .book import Book
+from .credit import Credit
+from .eager import eager
+from .entries import Entries, Entry
 from .gradients import Follower, Opened
+from .interrupts import Interrupts
 from .layers import Call, Found, Point
 from .notes import Batch, Notes
 from .patch import columns_for
@@ -28,16 +32,10 @@ from .plan import Plan, Recorded, Use
 from .ranks import Ranks
 from .stage import SHARD_BYTES, Slots, Stage
 
-CHECKED, AT_FIRST = 12, 3
-"""In every backward pass one parameter in so many is checked, in turn; more of them in the first passes."""
-
-FIRST = 64
-"""Passes that count as the first."""
-
 
 class Forward(NamedTuple):
     """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
-    that batch, and the parameters of each map that are trained.
+    that batch and inside the user's call, and the parameters of each map that are trained.
     """
 
     call: Call
@@ -45,6 +43,8 @@ class Forward(NamedTuple):
     uses: Sequence[Use]
     batch: Batch
     number: int
+    entry: Entry | None
+    order: int | None
     trained: Sequence[Sequence[Follower]]
 
 
@@ -65,9 +65,12 @@ class Passes:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, ranks: Ranks
+        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, credit: Credit,
+        ranks: Ranks, interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
+        self.credit, self.interrupts = credit, interrupts
+        self.entries = Entries(plan.model, self._entered)
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -84,7 +87,6 @@ class Passes:
             if layer.keep != "ledger"
         }
         self._desk = Desk()
-        self._turn = 0
         self._tasks: dict[int, UnderWay] = {}
         self._places: list[list[Place]] = []
 
@@ -99,7 +101,7 @@ class Passes:
             self._places += held
             unseen = partial(self._unseen, {place[1]: place[2] for places in held for place in places})
             handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held), unseen)
-        return handles
+        return [*handles, self.entries.hook()]
 
     def forget(self, name: str) -> Follower:
         """Follow a parameter no longer."""
@@ -120,11 +122,21 @@ class Passes:
         for stage in self._stages.values():
             stage.renew()
 
+    def forget_unfinished(self) -> None:
+        """Let go of backward passes that an error broke off: outside of all of them, none is under way."""
+        if self._tasks and torch._C._current_graph_task_id() == -1:
+            self._tasks = {}
+
     @property
     def waiting(self) -> bool:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
+    def _entered(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """The user's call of a module is over."""
+        self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
+
+    @eager
     def _forward(
         self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
     ) -> None:
@@ -134,21 +146,31 @@ class Passes:
             for table, own, follower in some:
                 parameter = follower.parameter
                 if table[own] is not parameter:
-                    raise _replaced(follower.name)
+                    raise _replaced(follower.name, table[own])
                 if parameter.requires_grad:
                     mine.append(follower)
             trained.append(mine)
         if not any(trained):
             return
-        if torch._C._current_graph_task_id() == -1:  # else this runs inside a backward pass: activation checkpointing
-            self.notes.before_forward()
-        batch, name = self.notes.batch, recorded.uses[0].info.name
+        if self.credit.probing:
+            self.credit.reached_model = True
+            return
+        name, entry, order = recorded.uses[0].info.name, self.entries.current, None
+        if torch._C._current_graph_task_id() == -1:
+            if entry is None or not entry.calls:
+                self.notes.begin_forward()
+            order = self.entries.number(name)
+        else:  # inside a backward pass: activation checkpointing
+            self.notes.begin_again()
+            entry, order = (self.entries.last, None) if entry is None else (entry, self.entries.number(name))
+        batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        forward = Forward(call, len(points), recorded.uses, batch, number, trained)
+        forward = Forward(call, len(points), recorded.uses, batch, number, entry, order, trained)
         for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
+    @eager
     def _error(self, forward: Forward, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
         error = errors[output]
         if not self.open or error is None:
@@ -157,24 +179,20 @@ class Passes:
         under_way = self._tasks.get(task)
         if under_way is None:
             under_way = self._tasks[task] = UnderWay()
-            self._turn += 1
-            _at_the_end(partial(self._ended if self.ranks.alone else self._after_others, task))
+            ended = self.interrupts.around(partial(self._ended, task))
+            # come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too
+            _at_the_end(ended if self.ranks.alone else partial(_at_the_end, ended))
         known = under_way.calls.get(id(forward))
         if known is None:
             known = under_way.calls[id(forward)] = forward, [None] * forward.points
             for mine in forward.trained:
                 for follower in mine:
                     if follower not in under_way.opened:
-                        every = AT_FIRST if self._turn <= FIRST else CHECKED
-                        checked = (len(under_way.opened) + self._turn) % every == 0
-                        under_way.opened[follower] = follower.begin(checked)
+                        under_way.opened[follower] = follower.begin()
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
 
-    def _after_others(self, task: int) -> None:
-        """Come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too."""
-        _at_the_end(partial(self._ended, task))
-
+    @eager
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
         under_way = self._tasks.pop(task)
@@ -183,27 +201,31 @@ class Passes:
         for forward, errors in under_way.calls.values() if added else ():
             users = [[follower for follower in mine if follower in added] for mine in forward.trained]
             if any(users):
-                for found in forward.call.rows(errors):
+                for place, found in enumerate(forward.call.rows(errors)):
                     opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
                     if opened and found.error is not None and found.key.numel():
-                        new.append(self._take(forward, found, opened))
+                        new.append(self._take(forward, place, found, opened))
         if rooms := [each for each in new if each[1]]:
             self._encode(rooms)
         self.backwards += bool(added)
+        self.entries.settle()
         for follower in added:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
     def _take(
-        self, forward: Forward, found: Found, users: Sequence[tuple[Follower, Opened]]
+        self, forward: Forward, place: int, found: Found, users: Sequence[tuple[Follower, Opened]]
     ) -> tuple[Slots, list[Room]]:
         """Make slots of a call: what is to be copied, and where to."""
         use, key, error = forward.uses[found.map], found.key, found.error
         assert error is not None
         layer = use.layer
-        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), forward.batch, forward.number)
+        batch = self.notes.arrived(forward.batch)
+        number = forward.number + forward.batch.calls_before[forward.uses[0].info.name]
+        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), batch, number)
+        slots.entry, slots.order, slots.place = forward.entry, forward.order, (forward.uses[0].info.name, place)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
-        slots.batch.arrived = True
+        self.credit.of(slots)
         rooms: list[Room] = []
         if layer.booked:
             slots.end = len(key)
@@ -213,8 +235,10 @@ class Passes:
             stage = self._stages[layer.name]
             rooms = stage.take(slots, key, error, self.arena)
             self.bytes += len(key) * stage.row_bytes
+        sizes = _norm(error) ** 2, 1.0 if layer.indexed else _norm(key) ** 2 / len(key)
         for follower, opened in users:
-            follower.call(opened, slots, key, error)
+            power = sizes[0] * sizes[1] if follower.name in layer.weights else sizes[0]
+            follower.call(opened, slots, key, error, power)
         return slots, rooms
 
     def _encode(self, new: Sequence[tuple[Slots, list[Room]]]) -> None:
@@ -225,13 +249,24 @@ class Passes:
             slots.run.follow(slots.begin, slots.end)
 
 
+def _norm(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows))
+
+
 def _at_the_end(callback: Callable[[], None]) -> None:
     """Call it when the backward pass under way is over."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _replaced(name: str) -> UnsupportedLayer:
+def _replaced(name: str, now: Tensor | None) -> UnsupportedLayer:
+    if not isinstance(now, nn.Parameter):
+        return UnsupportedLayer(
+            f"the parameter '{name}' was swapped for another tensor during this call, as torch.func.functional_call "
+            "does; gradients then go to that tensor, and not to the parameter that the optimiser trains. Use a copy of "
+            "the model there, functional_call(copy.deepcopy(model), …), or record a loop that calls the model itself."
+        )
     return UnsupportedLayer(
-        f"the parameter '{name}' was replaced by another tensor while it was being recorded, so nothing says how the "
-        "new one came about. Change parameters in place (parameter.data.copy_), or record anew after the change."
+        f"the parameter '{name}' was replaced by another one while it was being recorded, so nothing says how the new "
+        "one came about. Change parameters in place (parameter.data.copy_), or record anew after the change; for "
+        "torch.func.functional_call use a copy of the model."
     )

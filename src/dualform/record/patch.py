@@ -29,6 +29,11 @@ class Patch:
             return tensor[self.rows].unsqueeze(1)
         return tensor.reshape(len(tensor), -1)[self.rows, self.columns]
 
+    def share(self, size: int) -> float:
+        """The part of a parameter's squares that is seen, of a parameter of some size."""
+        columns = 1 if self.columns is None else self.columns.stop - self.columns.start
+        return (self.rows.stop - self.rows.start) * columns / size
+
 
 @dataclass(frozen=True)
 class Columns:

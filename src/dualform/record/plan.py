@@ -58,6 +58,9 @@ class Plan:
     """The entries that the certificate follows."""
     owner: dict[int, int]
     """Which optimiser has a parameter, by its id (groups may be added later)."""
+    model: nn.Module
+    stated: frozenset[str]
+    """The layers of which the user has said which axis counts the examples."""
     demoted: tuple[str, ...] = ()
     """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
 
@@ -136,7 +139,7 @@ def make_plan(
     *,
     layers: Iterable[str] | None,
     keep: Keep | Mapping[str, Keep],
-    batch_dim: int | Mapping[str, int],
+    batch_dim: int | Mapping[str, int] | None,
     rules: Mapping[type, Rule] | None,
 ) -> Plan:
     """Look at the model and its optimisers, and refuse by name what cannot be recorded exactly."""
@@ -149,7 +152,7 @@ def make_plan(
         )
     found = tuple(None if rules is None else rule_for(optimizer, rules) for optimizer in optimizers)
     owner = {id(p): i for i, o in enumerate(optimizers) for group in o.param_groups for p in group["params"]}
-    kept, axis = keep_of(model, keep), axis_of(model, batch_dim)
+    kept, axis = keep_of(model, keep), axis_of(model, 0 if batch_dim is None else batch_dim)
     selected = select(model, layers, kept, set(owner))
     modules = _modules(model, selected, kept, axis)
     infos = tuple(dict.fromkeys(use.layer for recorded in modules for use in recorded.uses))
@@ -167,7 +170,17 @@ def make_plan(
         reason = reasons[name] if kind == "rest" else ""
         parameters.append(ParameterInfo(name, kind, tuple(tensor.shape), dtype, rule.name if rule else None, reason))
     patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
-    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner)
+    stated = _stated(modules, batch_dim)
+    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model, stated)
+
+
+def _stated(modules: Iterable[Recorded], batch_dim: int | Mapping[str, int] | None) -> frozenset[str]:
+    """The layers of which the user has said which axis counts the examples."""
+    uses = [(recorded.kind, use.layer) for recorded in modules for use in recorded.uses]
+    if isinstance(batch_dim, int):
+        return frozenset(layer.name for kind, layer in uses if kind.batch_dim is None)
+    named = batch_dim or {}
+    return frozenset(layer.name for _, layer in uses if any(module.path in named for module in layer.modules))
 
 
 def _modules(

@@ -1,11 +1,14 @@
 r"""The certificate, built up while training runs.
 
-Of each recorded parameter a few dozen entries (some rows and columns of it) are carried from step to step by
-the optimiser's own recurrence, fed with nothing but the slots *as they are stored*. Whenever a shard is complete they
-are compared with the real weights, so every shard on disk comes with its certificate.
+Each recorded parameter is carried from step to step by the optimiser's own recurrence, in two ways. A few dozen entries
+(some rows and columns) are fed with nothing but the slots *as they are stored*: that shows what storing them rounds
+off. And the parameter as a whole, seen through the probe of its gradient (``gradient_probe.py``), is fed with what
+slots put into it: that shows whatever else moved the weights, wherever in the parameter. Whenever a shard is complete
+both are compared with the real weights and the larger difference counts: every shard comes with its certificate.
 
-Rules that need a whole matrix to move one of its entries (Adafactor, Muon) cannot be followed so; their parameters
-are checked when the recording is closed.
+Under a rule that divides each entry by a number of its own, a random direction of the weights cannot be carried on, so
+there the second way is for biases and weights of few entries. Rules that need a whole matrix to move one of its entries
+(Adafactor, Muon) cannot be followed at all; their parameters are checked when the recording is closed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.attend import Agreement, State, advance, compared, state_at
+from dualform.attend import Agreement, Rounding, State, advance, compared, state_at
 from dualform.memory import ParameterStep, Store
 from dualform.rules import Rule
 from dualform.types import LayerInfo
 
+from .gradient_probe import Probe
 from .patch import Patch, columns_for, sizes_of
 from .plan import Plan
 from .ranks import Ranks
@@ -42,25 +46,44 @@ Line = tuple[int, ParameterStep]
 class Proof:
     """Follows all recorded parameters whose rule lets it."""
 
-    def __init__(self, plan: Plan, store: Store, step: int, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, store: Store, step: int, ranks: Ranks, probes: Mapping[str, Probe]) -> None:
         self.plan, self.ranks = plan, ranks
         self.proofs: dict[str, Scalar | Shaped] = {}
+        """A few entries of each parameter, from slots as they are stored."""
+        self.wholes: dict[str, Scalar | Shaped] = {}
+        """Each parameter whole, from slots as they were."""
+        self.stored = getattr(torch, store.manifest.dtype)
         rules = {name: rule for name in plan.explained if (rule := plan.rule(name)) is None or rule.local}
         for name, state in state_at(store, list(rules), step).items():
             rule, patch = rules[name], plan.patches[name]
             kind = Scalar if rule is None or rule.precondition is None else Shaped
             moves = int((store.schedule(name).steps <= step).sum())
             self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
+            if kind is Scalar or probes[name].entrywise:
+                self.wholes[name] = kind(name, probes[name], rule, store.initial(name), state, moves)
+            for followed in self._followed(name):
+                followed.squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
-    def take(self, lines: Sequence[Line], used: Sequence[Used]) -> None:
-        """Go on by some steps: their lines, and the slots they used up."""
+    def take(
+        self, lines: Sequence[Line], used: Sequence[Used], sums: Mapping[tuple[int, str], Float[Tensor, " p"]]
+    ) -> None:
+        """Go on by some steps: their lines, the slots they used up, and what those put into the gradient of each
+        parameter in each step, seen through its probe.
+        """
         moves: dict[str, list[Line]] = {name: [] for name in self.proofs}
         for step, line in lines:
             if line.parameter in moves:
                 moves[line.parameter].append((step, line))
         for name, some in moves.items():
             self.proofs[name].begin(some)
+            for followed in self._followed(name):
+                followed.squares += sum(line.gradient_eps**2 for _, line in some)
+            if whole := self.wholes.get(name):
+                whole.begin(some)
+                steps = [step for step, _ in some]
+                whole.add_gradients({step: sums[step, name] for step in steps if (step, name) in sums})
+                whole.end(some)
         runs: dict[int, list[Used]] = {}
         for each in used:
             runs.setdefault(id(each.slots.run), []).append(each)
@@ -91,35 +114,62 @@ class Proof:
             cut = keys.values[:, place] if place is not None else None
             proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
+    def _followed(self, name: str) -> list["Scalar | Shaped"]:
+        return [follows[name] for follows in (self.proofs, self.wholes) if name in follows]
+
+    def forget(self, name: str) -> None:
+        """Follow a parameter no longer."""
+        self.proofs.pop(name, None)
+        self.wholes.pop(name, None)
+
+    def give_up(self) -> None:
+        """Follow nothing any more: the certificate is made from the disk when recording ends."""
+        self.proofs, self.wholes = {}, {}
+
     def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
-        return {name: proof.agree(actual[name]) for name, proof in self.proofs.items()}
+        return {name: self._agreement(name, actual[name]) for name in self.proofs}
+
+    def _agreement(self, name: str, actual: Tensor) -> Agreement:
+        whole, entries = self.wholes.get(name), self.proofs[name].agree(actual)
+        if whole is None:
+            return entries
+        agreed = whole.agree(actual)
+        exact = torch.promote_types(self.stored, actual.dtype) is self.stored  # then all slots are stored as they were
+        return agreed if exact or agreed.error > entries.error else entries
 
 
 class Followed:
-    """The followed entries of a parameter: at first, and by now as the slots give them."""
+    """What is followed of a parameter: at first, and by now as the slots give it. ``look`` takes it from the whole."""
 
-    def __init__(self, name: str, patch: Patch, rule: Rule | None, first: Tensor, state: State, moves: int) -> None:
-        self.name, self.patch, self.rule, self.moves = name, patch, rule, moves
+    def __init__(
+        self, name: str, look: Patch | Probe, rule: Rule | None, first: Tensor, state: State, moves: int
+    ) -> None:  # fmt: skip
+        self.name, self.look, self.rule, self.moves = name, look, rule, moves
         self.eps, self.begun = torch.finfo(first.dtype).eps, first
-        self.first, self.state = patch.of(first).double(), state.patch(lambda t: patch.of(t).double())
+        self.state = state.patch(lambda tensor: look.of(tensor).double())
+        self.shape = self.state.weight.shape
 
+    squares = 0.0
+    """The squares of the precisions in which gradients were computed, added up over the moves."""
     more: Sequence[Tensor]
     """What slots have added since the steps began that are being taken."""
 
     def agree(self, actual: Tensor) -> Agreement:
         """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
         now = actual.detach().cpu()
-        off = (self.patch.of(now).double() - self.state.weight).norm() * (now.numel() / self.first.numel()) ** 0.5
-        return compared(float(off), float((now - self.begun).norm()), float(now.norm()), self.moves, self.eps)
+        off = float((self.look.of(now).double() - self.state.weight).norm()) * self.look.share(now.numel()) ** -0.5
+        eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
+        return compared(off, float((now - self.begun).norm()), float(now.norm()), self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""
         if keys is None:
             return errors.sum(0)[:, None]
         if layer.indexed:
-            out = np.zeros(self.first.shape)
-            token = keys[:, 0].astype(np.int64) - self.patch.rows.start
+            assert isinstance(self.look, Patch)
+            out = np.zeros(self.shape)
+            token = keys[:, 0].astype(np.int64) - self.look.rows.start
             inside = (token >= 0) & (token < len(out))
             np.add.at(out, token[inside], errors[inside])
             return out
@@ -156,6 +206,14 @@ class Scalar(Followed):
         if value[:, 1].any():
             self.more[1].add_(torch.from_numpy(self.product(layer, keys, errors * value[:, 1:])))
 
+    def add_gradients(self, gradients: Mapping[int, Float[Tensor, " p"]]) -> None:
+        """Take what slots put into the gradient of each step."""
+        if gradients:
+            values = torch.tensor([self._found.get(step, (0.0, 0.0)) for step in gradients], dtype=torch.float64)
+            more = values.mT @ torch.stack([*gradients.values()]).double()
+            for total, part in zip(self.more, more, strict=True):
+                total.add_(part)
+
     def end(self, lines: Sequence[Line]) -> None:
         """Take what the slots added."""
         self.state.weight.add_(self.more[0])
@@ -168,7 +226,7 @@ class Shaped(Followed):
 
     def begin(self, lines: Sequence[Line]) -> None:
         """Gradients are collected first."""
-        self.more = [torch.zeros(self.first.shape, dtype=torch.float64) for _ in lines]
+        self.more = [torch.zeros(self.shape, dtype=torch.float64) for _ in lines]
         self._gradients = {step: gradient.numpy() for (step, _), gradient in zip(lines, self.more, strict=True)}
 
     def add(
@@ -182,6 +240,11 @@ class Shaped(Followed):
                 rows = slice(end - size, end)
                 part = self.product(layer, None if keys is None else keys[rows], errors[rows])
                 self._gradients[step] += factor * part
+
+    def add_gradients(self, gradients: Mapping[int, Float[Tensor, " p"]]) -> None:
+        """Take what slots put into the gradient of each step."""
+        for step, gradient in gradients.items():
+            self._gradients[step] += gradient.numpy()
 
     def end(self, lines: Sequence[Line]) -> None:
         """Run the steps."""

@@ -22,19 +22,33 @@ class Rest:
         self.tensors, self.every, self.automatic = dict(tensors), every, automatic
         self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
         self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
+        self._stood = {name: t.detach().clone() for name, t in self.tensors.items() if _moves_between_steps(t)}
 
-    def changed(self, step: int) -> dict[str, Tensor]:
-        """Copies of what changed, under the names they are kept by. What is frozen is read through now and then."""
-        out, rarely = {}, step % self._rarely == 0
-        for name, tensor in self.tensors.items():
+    def stand(self) -> None:
+        """A step is complete: remember what the next forward pass may change."""
+        for name, copy in self._stood.items():
+            tensor = self.tensors[name]
+            if copy.shape == tensor.shape:
+                copy.copy_(tensor)
+            else:  # observers of quantisation resize their buffers
+                self._stood[name] = tensor.detach().clone()
+
+    def changed(self, step: int, live: bool = True) -> dict[str, Tensor]:
+        """Copies of what changed, under the names they are kept by. What is frozen is read through now and then.
+
+        Buffers are read as they are now, or as they stood when the last step was complete if that is not ``live``.
+        """
+        out, kept, rarely = {}, {}, step % self._rarely == 0
+        for name, tensor in self._tensors(live).items():
             before = self._kept[name]
             if _frozen(tensor) and not rarely and _written_alike(tensor, before):
                 continue
             if _same(tensor, before):
                 continue
             copy = tensor.detach().to("cpu", copy=True)
-            self._kept[name] = _state(tensor, copy)
+            kept[name] = _state(tensor, copy)
             out[f"{name}@{step}"] = copy
+        self._kept |= kept
         return out
 
     def add(self, tensors: Mapping[str, Tensor], every: int) -> None:
@@ -44,13 +58,21 @@ class Rest:
         self.every = every
         self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
 
-    def all(self, step: int) -> dict[str, Tensor]:
+    def all(self, step: int, live: bool = True) -> dict[str, Tensor]:
         """Copies of everything, changed or not."""
-        return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
+        return {f"{name}@{step}": t.detach().to("cpu", copy=True) for name, t in self._tensors(live).items()}
+
+    def _tensors(self, live: bool) -> Mapping[str, Tensor]:
+        return self.tensors if live else {**self.tensors, **self._stood}
 
     def due(self, step: int) -> bool:
         """Whether this step is one to look at."""
         return step % self.every == 0
+
+
+def _moves_between_steps(tensor: Tensor) -> bool:
+    """Whether forward passes may change it, as running statistics are; it has to be small to be copied so often."""
+    return not isinstance(tensor, nn.Parameter) and _small(tensor)
 
 
 def same_bits(tensor: Tensor, kept: Tensor) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import optim
+from torch import nn, optim
 
 from dualform.errors import HorizonError, ResumeError
 from dualform.memory import (
@@ -125,7 +125,11 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
             raise ResumeError(
                 f"the optimiser is not the memory's own at step {step}: its state of '{name}' differs. {hint}"
             )
+    ended = store.manifest.ended
+    broken_off = ended is not None and ended.how == "interrupted" and step == ended.step
     for name, tensor in plan.rest.items():
+        if broken_off and not isinstance(tensor, nn.Parameter):
+            continue  # running statistics may have seen a part of the step that was interrupted
         try:
             kept_tensor = store.snapshot(name, step)
         except HorizonError:

@@ -47,6 +47,7 @@ class Session:
         tape = record(model, optimizers, self.path, **options)
         tape.__enter__()
         self._tape, self._trained = tape, [weakref.ref(each) for each in (model, *optimizers)]
+        tape.interrupts.guard(self.end)
 
     def note(self, batch: Any, known: Mapping[str, Any] | None = None) -> None:
         """Note the columns of a batch: those ``known`` already, and those that it holds itself."""
@@ -57,7 +58,7 @@ class Session:
     def note_again(self) -> None:
         """Note the same columns once more: a step has used them up, and the batch is to take another."""
         if self._tape is not None and self._noted:
-            self._tape.note(**self._noted)
+            self._tape.note_instead(self._noted)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk."""

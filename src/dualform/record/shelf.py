@@ -1,30 +1,39 @@
 """Where complete steps wait for the writer: they are collected into shards of some megabytes, or of a minute.
 
 Their slots lie in one of two arenas: one is filled while the other goes to the disk.
+
+What raises an error here can be called again: a digest and a hand-over first find out all that they need, and change
+the state last. Where an error comes in the middle of that change, the shelf takes nothing more and says why.
 """
 
 import queue
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from dualform.errors import NonFiniteGradient, RecordError
-from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
+from dualform.memory import Arena, Call, Pending, Writer, all_finite
 
-from .audit import Found, audit
-from .gradients import Follower
+from .audit import NO_PRODUCT, Found, audit, not_products, probed
+from .gradients import Follower, Probed
+from .interrupts import Interrupts
 from .marks import Marks
 from .meeting import Meeting, Said, glance
 from .moved import Moved, New, factors_of, line_of, new_batches, scales_of
 from .notes import Notes
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan
-from .proof import Proof, Used
+from .proof import Line, Proof, Used
 from .rest import Rest
 from .stage import SHARD_BYTES, Run, Slots
 from .stations import Stations
+from .unfinished import Unfinished
 
 SHARD_SECONDS = 60.0
 
@@ -40,16 +49,29 @@ CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
 
 
+class Digested(NamedTuple):
+    """What some steps are in the memory, and what the proof needs of them: the slots that they used up, and what those
+    put into the gradients, seen through their probes.
+    """
+
+    lines: list[Line]
+    used: list[Used]
+    sums: Mapping[tuple[int, str], Tensor]
+    calls: list[Call]
+    visits: list[Mapping[str, Any]]
+
+
 class Shelf:
     """Takes complete steps and hands them to the writer, shard by shard."""
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int,
+        writer: Writer, visits: int, outside: Outside, interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.marks, self.proof, self.writer = marks, proof, writer
-        self.ranks, self.visit = passes.ranks, visits
+        self.marks, self.proof, self.writer, self.outside = marks, proof, writer, outside
+        self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
+        self.unfinished = Unfinished(plan.tensors)
         self._meet_at, self._full = marks.step + 1, False
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._arenas.put(Arena())
@@ -62,21 +84,37 @@ class Shelf:
         """Whether a step waits here, so that another optimiser can still take its part in it."""
         return bool(self._steps) and self._steps[-1][0] == step
 
+    def enter(self, step: int, moved: Sequence[Moved]) -> None:
+        """Take a step, or another optimiser's part of the last one."""
+        if self.holds(step):
+            self._steps[-1] = step, [*self._steps[-1][1], *moved]
+        else:
+            self._steps.append((step, moved))
+        self.pending.last = step
+
+    @contextmanager
+    def refused_after_errors(self, what: str) -> Iterator[None]:
+        """What an error leaves half changed is not written: from then on nothing is."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = RecordError(
+                f"{what} could not be brought up to step {self.marks.step} ({type(error).__name__}: {error}). The "
+                f"memory stands at step {self.pending.first - 1}. Resume from a checkpoint of that step or before."
+            )
+            raise
+
     def add(self, step: int, moved: Sequence[Moved], whole: bool = True) -> None:
-        """Take a step, or another optimiser's part of the last one. It is not ``whole`` while gradients wait for
+        """Look at a step that was entered, and hand over what is full. It is not ``whole`` while gradients wait for
         further optimisers; then there is no hurry.
         """
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
                     if slots.layer.booked and not slots.batch.done:
-                        self.passes.book.count(slots.batch.columns, slots.batch.size or slots.leading[0])
+                        self.passes.book.count(slots.batch.columns, self.passes.credit.size_of(slots))
                     slots.batch.done = True
-        if self.holds(step):
-            self._steps[-1] = step, [*self._steps[-1][1], *moved]
-        else:
-            self._steps.append((step, moved))
-        self.pending.last = step
+        self.rest.stand()
         if self.rest.due(step) and not self.plan.ledger_only:
             self.pending.keep(self.rest.changed(step))
         if not self.ranks.alone:
@@ -115,13 +153,17 @@ class Shelf:
         if shard is not None:
             self._send(shard)
 
-    def _closed(self, ledger: bool) -> Pending | None:
-        """The shard with all that belongs to it; None where there are no steps."""
+    def _closed(self, ledger: bool, live: bool = True) -> Pending | None:
+        """The shard with all that belongs to it; None where there are no steps. Where the tensors are not ``live``, a
+        step has been broken off: they are kept as they stood before it.
+        """
         shard = self.pending
         if self._broken:
             raise self._broken
         if not shard.last:
             return None
+        self.unfinished.mark(self.marks)
+        unfinished = self.unfinished.changed()
         self._look_for_nan(shard)
         self._digest()
         shard.slots = {
@@ -130,34 +172,49 @@ class Shelf:
         }
         if ledger and self.plan.in_ledger:
             shard.ledger = self.passes.book.state()
+        foreign = self.outside.foreign().union(
+            unfinished
+        )  # what the model holds then is not the network of the last step
         if self.plan.ledger_only:
             shard.replaces = True
-            shard.keep(self.rest.all(shard.last))
-        else:
-            shard.keep(self.rest.changed(shard.last))
-        shard.keep(self.stations.due(shard.last, self.passes.bytes))
+            shard.keep(self.rest.all(shard.last, live))
+        elif not (foreign and self.rest.due(shard.last)):  # then it was looked at before that step
+            shard.keep(self.rest.changed(shard.last, live))
+        if not foreign:
+            shard.keep(self.stations.due(shard.last, self.passes.bytes))
+        if not unfinished:
+            certified = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
+            shard.certificate = self.outside.certificate(certified, foreign)
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
-        shard.certificate = self.proof.certificate(self.plan.tensors) | self.passes.book.certificate()
         return shard
 
     def _send(self, shard: Pending) -> None:
-        arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
+        with self._waiting():
+            arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
         try:
             reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
             shard.at_end = partial(self._arenas.put, reused)
             self.writer.put(shard)
         except BaseException:
-            self._arenas.put(arena)
+            if self.writer.has(shard):
+                self.writer.put(shard)  # nobody knows how far the first try came; it is written once
+                self._fresh(arena)
+            else:
+                self._arenas.put(arena)
             raise
         self._fresh(arena)
 
-    def flush(self) -> None:
+    def flush(self, live: bool = True) -> None:
         """Come back when all complete steps are on disk, in all processes."""
-        shard = self._closed(ledger=True)
+        shard = self._closed(True, live)
         with self.ranks.others_first():  # so that a ledger of the first is never newer than those of the others
             if shard is not None:
                 self._send(shard)
-            self.writer.wait()
+            with self._waiting():
+                self.writer.wait()
+
+    def _waiting(self) -> Any:
+        return self.interrupts.waiting(f"writing the steps up to {self.marks.step} to {self.writer.folder}")
 
     def _fresh(self, arena: Arena) -> None:
         self._number += 1
@@ -173,12 +230,47 @@ class Shelf:
 
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
-        steps, self._steps = self._steps, []
-        new = new_batches(steps)
+        steps, marks, visit = self._steps, self.marks.all(), self.visit
+        new = new_batches(steps, self.passes.credit.size_of)
+        try:
+            digested = self._looked_through(steps, new)
+        except BaseException:
+            self.marks.go_back(marks)
+            self.visit = visit
+            for each in new:
+                each.batch.visit = -1
+            raise
+        with self.refused_after_errors("the steps that wait"):
+            if self.ranks.first:
+                self.pending.steps += digested.lines
+            self.pending.visits += digested.visits
+            self.pending.calls += digested.calls
+            for each in digested.used:
+                self._place(each.slots)
+            self._steps = []
+        self._prove(digested)
+        self._digests += 1
+        if self._digests % CHOICE_LASTS == 0:
+            for follower in self.passes.followers.values():
+                follower.look_elsewhere()
+
+    def _prove(self, digested: "Digested") -> None:
+        """Go on with the proof. If that cannot be, the certificate is made from the disk, when recording ends."""
+        try:
+            self.proof.take(digested.lines, digested.used, digested.sums)
+        except BaseException:
+            self.proof.give_up()
+            raise
+
+    def _looked_through(
+        self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence[New]
+    ) -> "Digested":  # fmt: skip
+        """What steps are in the memory."""
         meeting = None if self.ranks.alone else self._talk(steps, new)
         found = self._audit(steps, meeting)
-        self._number_visits(new, meeting)
-        lines: list[tuple[int, ParameterStep]] = []
+        sums = self._probe(steps, found, meeting)
+        visits = self._number_visits(new, meeting)
+        lines: list[Line] = []
         used: list[Used] = []
         for step, moved in steps:
             here = [found[step, each.follower] for each in moved]
@@ -188,16 +280,8 @@ class Shelf:
                 if each.follower.name not in self.passes.book.accounts
             ]
             used += [Used(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
-        self.proof.take(lines, used)
-        if self.ranks.first:
-            self.pending.steps += lines
-        for each in used:
-            self.pending.calls.append(self._call(each))
-            self._place(each.slots)
-        self._digests += 1
-        if self._digests % CHOICE_LASTS == 0:
-            for follower in self.passes.followers.values():
-                follower.look_elsewhere()
+        seen = {(step, follower.name): each.numbers for (step, follower), each in sums.items()}
+        return Digested(lines, used, seen, [self._call(each) for each in used], visits)
 
     def _talk(self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence[New]) -> Meeting:
         """Meet the other processes, and find out when to meet again."""
@@ -243,23 +327,34 @@ class Shelf:
                 follower.look_at(meeting.looks(follower.name))
         return found
 
+    def _probe(
+        self, steps: Iterable[tuple[int, Sequence[Moved]]], found: Mapping[tuple[int, Follower], Found],
+        meeting: Meeting | None,
+    ) -> dict[tuple[int, Follower], Probed]:  # fmt: skip
+        """What slots put into the gradients, seen through their probes; mark a gradient that is something else."""
+        sums: dict[tuple[int, Follower], Probed] = {}
+        looks: dict[Follower, list[tuple[int, float, Tensor]]] = {}
+        for step, moved in steps:
+            here = [found[step, each.follower] for each in moved]
+            for each, about, scale in zip(moved, here, scales_of(here), strict=True):
+                own = about.factors if len(about.factors) == len(each.passes) else [1.0] * len(each.passes)
+                sums[step, each.follower] = probed(each.follower, each.passes, own)
+                if not (about.marked or each.bare):
+                    looks.setdefault(each.follower, []).append((step, scale, each.probe))
+        if meeting is not None:
+            meeting.add_up(sums, self.passes.followers)
+        for follower, looked in looks.items():
+            numbers, scales, probes = zip(*looked, strict=True)
+            wrong = not_products([sums[step, follower] for step in numbers], scales, probes)
+            for i in np.flatnonzero(wrong):
+                self.marks("not-a-product", follower.name, NO_PRODUCT, numbers[i])
+        return sums
+
     def _call(self, used: Used) -> Call:
-        """A call with the visits of its rows, if its leading axes tell which."""
+        """A call with the visits of its rows, if it is known which."""
         slots = used.slots
-        leading, axis, batch = slots.leading, slots.layer.batch_dim, slots.batch
-        visit, size, stride = -1, 1, 1
-        if axis < len(leading) and leading[axis] == batch.size:
-            visit, size = batch.visit, leading[axis]
-            for extent in leading[axis + 1 :]:
-                stride *= extent
-        elif axis >= len(leading) or leading[axis] != 1:  # one row for all examples: a table of positions
-            self.marks(
-                "unknown-visits",
-                slots.layer.name,
-                f"its input has the leading axes {leading} where the batch has {batch.size} examples, so its slots "
-                "cannot be told apart by visit; pass batch_dim= if another axis counts the examples",
-                used.step,
-            )
+        owners = self.passes.credit.told(slots, used.step)
+        visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
         return Call(
             slots.layer.name, slots.module, used.step, slots.number, rows, visit, size, stride, used.factor,
@@ -275,16 +370,17 @@ class Shelf:
         else:
             stretches.append((slots.run, slots.begin, slots.end))
 
-    def _number_visits(self, new: Iterable[New], meeting: Meeting | None) -> None:
+    def _number_visits(self, new: Iterable[New], meeting: Meeting | None) -> list[Mapping[str, Any]]:
         """Give the examples of new batches their visits: step by step, and in each those of the first process first."""
-        before = self.visit
+        before, lines = self.visit, []
         for each in new:
             visits, row = (self.visit - before, 0) if meeting is None else meeting.place(each.step, each.number)
             each.batch.size = each.size
-            self.pending.visits.append(each.batch.number(before + visits, each.step, row))
+            lines.append(each.batch.number(before + visits, each.step, row, self.notes.copies))
             self.visit += each.size
         if meeting is not None:
             self.visit = before + meeting.visits
+        return lines
 
     def _not_finite(self) -> list[str]:
         names = (*self.plan.explained, *self.plan.in_ledger)

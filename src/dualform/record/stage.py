@@ -18,6 +18,7 @@ from torch import Tensor
 from dualform.memory import INDEX, STORED, Arena, Encoded, Room, bytes_a_row
 from dualform.types import DType, LayerInfo
 
+from .entries import Entry
 from .notes import Batch
 from .patch import Columns, sizes_of
 
@@ -32,12 +33,19 @@ class Slots:
     """The slots of one call, and where they lie."""
 
     __slots__ = (
-        "__weakref__", "batch", "begin", "end", "eps", "finite", "layer", "leading", "module", "number", "run",
+        "__weakref__", "batch", "begin", "end", "entry", "eps", "finite", "layer", "leading", "module", "number",
+        "order", "place", "run",
     )  # fmt: skip
 
     def __init__(self, layer: LayerInfo, module: str, leading: tuple[int, ...], batch: Batch, number: int) -> None:
         self.layer, self.module, self.batch, self.number = layer, module, batch, number
         self.leading = leading or (1,)  # a single row counts as a batch of one
+        self.entry: Entry | None = None
+        """The user's call that it was a part of, if that is known."""
+        self.order: int | None = None
+        """Which call of its module it was in that."""
+        self.place: tuple[str, int] = module, 0
+        """Which of the maps that the call of a module went through, with the module's first name."""
         self.run: Run
         self.begin = self.end = 0
         self.eps = 0.0

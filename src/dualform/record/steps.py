@@ -4,10 +4,12 @@ Optimisers that step one after the other, without a backward pass in between, ta
 for the matrices, AdamW for all else).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, optim
 
 from dualform.errors import NonFiniteGradient
@@ -17,7 +19,9 @@ from dualform.types import Transition
 
 from .book import Booked
 from .demote import Demotion
+from .eager import eager
 from .gradients import Follower
+from .interrupts import Interrupts
 from .layers import Hook
 from .marks import Marks
 from .moved import Moved
@@ -27,16 +31,19 @@ from .plan import Plan
 from .samples import Samples
 from .shelf import Shelf
 
-LOOKED_AT = 1 << 12
-"""Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
+FINE = torch.finfo(torch.float64).eps
+"""Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
 
 
 class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
-    def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
-        self.plan, self.notes, self.book = plan, notes, passes.book
-        self.samples, self.marks, self.shelf = samples, marks, shelf
+    def __init__(
+        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf,
+        interrupts: Interrupts,
+    ) -> None:  # fmt: skip
+        self.plan, self.notes, self.book, self.interrupts = plan, notes, passes.book, interrupts
+        self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._passes = passes
         self._together: list[optim.Optimizer] = []
@@ -46,15 +53,16 @@ class Steps:
         self._demotion = Demotion(passes, shelf, marks)
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
-        self._rule: Rule | None = None
+        self._rule: tuple[Rule | None, bool] = None, False
         self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
         """Put the hooks in place; returns their handles."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            handles.append(optimizer.register_step_pre_hook(Hook(partial(self._before, rule))))
-            handles.append(optimizer.register_step_post_hook(Hook(partial(self._after, rule))))
+            before, after = (eager(self.interrupts.around(partial(hook, rule))) for hook in (self._before, self._after))
+            handles.append(optimizer.register_step_pre_hook(Hook(partial(_begin, before))))
+            handles.append(optimizer.register_step_post_hook(Hook(after)))
         return handles
 
     def _whole(self) -> bool:
@@ -64,44 +72,56 @@ class Steps:
         return self._passes.ranks.alone and not self._passes.waiting
 
     def _before(
-        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:  # fmt: skip
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
         if closure is None:
-            self._stage(rule, optimizer)
+            self._stage(rule, compiled, optimizer)
             return None
 
         def closed() -> Any:  # the gradients of this step come with the closure
             loss = closure()
-            self._stage(rule, optimizer)
+            self.interrupts.around(self._stage)(rule, compiled, optimizer)
             return loss
 
         return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
 
-    def _stage(self, rule: Rule | None, optimizer: optim.Optimizer) -> None:
+    def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
         self._staged, self._booked = None, []
+        self.interrupts.watch()
+        self.outside.tell(self.shelf.unfinished.mark(self.marks))
+        self._passes.forget_unfinished()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step …
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged, owner, mine = [], self.plan.owner, self.plan.rules.index(rule)
+        self.outside.look_at_links(self.marks.step + 1)
         for group in optimizer.param_groups:
+            options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
                 owner.setdefault(id(parameter), mine)
                 follower = self._followers.get(id(parameter))
                 if follower is None:
+                    self.outside.look_at_parameter(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []
                     continue
-                bare = self._look_at(follower, parameter.grad)
-                settings = rule.settings(group, optimizer.state.get(parameter, {})) if rule else {}
-                if settings != self._last[1] or rule is not self._rule:  # most steps are alike
-                    self._last, self._rule = (rule.transition(settings) if rule else None, settings), rule
+                probe = self._look_at(follower, parameter.grad)
+                bare = not follower.passes and bool(parameter.grad.any())
+                settings = rule.settings(options, optimizer.state.get(parameter, {})) if rule else {}
+                rounds = bool(rule) and rule.decays_by_factor and follower.eps > FINE and not group.get("fused")
+                if settings != self._last[1] or (rule, rounds) != self._rule:  # most steps are alike
+                    transition = rule.transition(settings) if rule else None
+                    if rounds and transition is not None:
+                        transition = transition._replace(ww=float(np.float32(transition.ww)))
+                    self._last, self._rule = (transition, settings), (rule, rounds)
                 transition, settings = self._last
-                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
+                self.outside.before_step(follower.name, rule, optimizer.state.get(parameter, {}))
+                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare, probe))
                 if follower.name in self.book.accounts:
                     assert transition is not None
                     state = optimizer.state.get(parameter, {})
@@ -109,8 +129,8 @@ class Steps:
         if self._passes.unseen or any(each.bare for each in staged):
             staged = self._without_demoted(staged)
         self._look_at_slots(staged)
-        self.samples.check([each.follower.name for each in staged], self.marks, self.marks.step + 1)
-        self._staged = staged
+        self.shelf.unfinished.begin(optimizer)
+        self._staged, self.interrupts.stepping = staged, optimizer
 
     def _without_demoted(self, staged: list[Moved]) -> list[Moved]:
         """The parameters of a step without those that are left to the rest now."""
@@ -127,12 +147,14 @@ class Steps:
         others = self._together and all(each is not optimizer for each in self._together)
         return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
 
-    def _look_at(self, follower: Follower, grad: Tensor) -> bool:
-        """See that a gradient is finite, and whether it came from nowhere."""
-        finite = follower.entries is None or follower.entries.seen.finite(follower.read(grad))
-        if not finite or (grad.numel() <= LOOKED_AT and not all_finite(grad)):
+    def _look_at(self, follower: Follower, grad: Tensor) -> Tensor:
+        """Read a gradient: its watched entries, and the probe of it whole, in which NaN or infinity shows."""
+        if follower.watched is not None:
+            follower.read(grad)
+        probe = follower.probe.of_gradient(grad)
+        if not all_finite(probe) and not bool(grad.isfinite().all()):
             raise self._not_finite(f"the gradient of '{follower.name}' holds")
-        return not follower.passes and bool(grad.any())
+        return probe
 
     def _look_at_slots(self, staged: Sequence[Moved]) -> None:
         batches = {}
@@ -154,15 +176,29 @@ class Steps:
 
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         staged, self._staged = self._staged, None
+        self.interrupts.stepping = None
         if staged is None:
             return
+        for each in staged:
+            state = optimizer.state.get(each.follower.parameter, {})
+            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
+            self.outside.after_step(each.follower.name, rule, state)
         if not self._joins(optimizer):
             self.marks.step += 1
             self._together, self._backwards = [], self._passes.backwards
         self._together.append(optimizer)
-        self.book.take_step(self._booked)
+        self.shelf.enter(self.marks.step, staged)
+        if self._booked:
+            with self.shelf.refused_after_errors("the ledger"):
+                self.book.take_step(self._booked)
         for each in staged:
-            state = optimizer.state.get(each.follower.parameter, {})
-            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             each.follower.passes, each.follower.moved = [], True
+        self.shelf.unfinished.end()
         self.shelf.add(self.marks.step, staged, whole=self._whole())
+
+
+def _begin(
+    before: Callable[..., Any], optimizer: optim.Optimizer, args: tuple, kwargs: dict
+) -> tuple[tuple, dict] | None:  # fmt: skip
+    """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
+    return before(torch.compiler.is_compiling(), optimizer, args, kwargs)

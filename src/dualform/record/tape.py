@@ -1,6 +1,7 @@
 """``dualform.record``: a ``with`` around the user's own training loop."""
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,14 +16,17 @@ from dualform.attend import View, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
 from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
 from dualform.rules import Rule
-from dualform.types import DType, Keep
+from dualform.types import DType, Ended, Keep
 
 from .begin import begin_at, states_of
 from .book import Book, states_by_name
+from .credit import Credit
 from .gradients import Follower
+from .interrupts import Interrupts
 from .marks import Marks
 from .notes import Notes
 from .options import Options
+from .outside import Outside
 from .passes import Passes
 from .plan import Plan, make_plan
 from .proof import Proof
@@ -33,6 +37,7 @@ from .samples import Samples
 from .shelf import Shelf
 from .stations import Stations
 from .steps import Steps
+from .unwrap import plain_optimizers
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
@@ -47,7 +52,8 @@ def record(
     dtype: DType = "float16",
     keep: Keep | Mapping[str, Keep] = "slots",
     by: str | None = None,
-    batch_dim: int | Mapping[str, int] = 0,
+    batch_dim: int | Mapping[str, int] | None = None,
+    copies: int = 1,
     rules: Mapping[type, Rule] | None = TAUGHT,
     resume: int | None = None,
     overwrite: bool = False,
@@ -63,17 +69,21 @@ def record(
     - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger", "keys+ledger" or "nothing", for all
       layers or by name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its
       size does not grow with training. It is written by ``tape.flush()`` and at the end.
-    - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name.
+    - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name. Where it is not given
+      the first batches show how the rows of each layer follow the examples.
+    - ``copies``: how many blocks of rows each noted example sends, block after block: 2 for [chosen; rejected].
     - ``rules``: how further optimisers step, ``{MyOptimizer: Rule(...)}``; ``None`` records keys and errors only.
     - ``resume``: go on with the memory at ``path`` from this step; what came after it is dropped.
     - ``overwrite``: replace a memory that is there already.
     - ``snapshot_every``: how often the rest is kept; by default as often as costs about a megabyte a step.
     """
-    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+    optimizers = plain_optimizers(optimizer)
     if dtype not in STORED:
         raise QueryError(f"dtype={dtype!r} is not known; choose one of {list(STORED)}.")
     if snapshot_every is not None and snapshot_every < 1:
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
+    if copies < 1:
+        raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
@@ -83,7 +93,8 @@ def record(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
-    return Tape(plan, optimizers, averaged, Options(Path(path), dtype, at, overwrite, snapshot_every, by, progress))
+    options = Options(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
+    return Tape(plan, optimizers, averaged, options)
 
 
 class Tape:
@@ -92,7 +103,8 @@ class Tape:
     def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], averaged: bool, options: Options) -> None:
         self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
-        self._marks = Marks((), options.resume or 0)
+        self.interrupts = Interrupts()
+        self._marks = Marks((), options.resume or 0, self.interrupts.say)
         self._handles: list[Any] = []
         self._running = False
 
@@ -104,58 +116,81 @@ class Tape:
     def note(self, **columns: Any) -> None:
         """Attach columns to the visits of the batch: numbers, strings, or tensors and lists with one value an example.
 
-        Call it before the forward pass of each batch, with the same columns every time.
+        Call it before the forward pass of each batch or after it, before its backward pass, with the same columns
+        every time.
         """
         self._need_running()
-        self._notes.note(columns)
+        self.interrupts.around(self._notes.note)(columns)
+
+    def note_instead(self, columns: Mapping[str, Any]) -> None:
+        """The same for trainers, which may leave a batch out: in place of a note that no forward pass has followed."""
+        self._need_running()
+        self.interrupts.around(self._notes.note)(columns, True)
 
     def flush(self) -> None:
         """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
         train, in all of them.
         """
         self._need_running()
-        self._shelf.flush()
+        self.interrupts.around(self._shelf.flush)()
 
     def __enter__(self) -> "Tape":
         with ExitStack() as undo:
+            self.interrupts = interrupts = Interrupts()
+            interrupts.guard(self.__enter__)
+            interrupts.guard(self.__exit__)
+            undo.callback(interrupts.leave)
+            interrupts.watch()
             self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
             undo.callback(ranks.leave)
             folder = part_of(self.path, ranks.rank)
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
-            self._marks = Marks(manifest.marks, step)
-            self._notes = Notes(manifest.columns if manifest.shards else None)
-            followers = {name: Follower(name, plan.parameter(name), ranks.alone) for name in plan.followed}
+            self._marks = Marks(manifest.marks, step, interrupts.say)
+            self._notes = Notes(manifest.columns if manifest.shards else None, self.options.copies)
+            followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
             for follower in followers.values():
                 follower.moved = step > 0
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
-            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, ranks)
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, ranks)
+            credit = Credit(plan, self._marks, ranks.alone)
+            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
+            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts)
             rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
-            proof = Proof(plan, store, step, ranks)
+            probes = {name: follower.probe for name, follower in followers.items()}
+            proof = Proof(plan, store, step, ranks, probes)
             writer = Writer(folder, manifest)
-            undo.callback(writer.stop)
+            undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
             stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
-            self._shelf = Shelf(plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits)
-            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
+            outside = Outside(plan, self.optimizers, self._passes, self._marks)
+            self._shelf = Shelf(
+                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside, interrupts
+            )
+            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, interrupts)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
+            self._handles += outside.hook()
             self._say()
+            interrupts.deliver(sys._getframe(1))  # while all of this can still be undone
             self._running = True
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with self._undo:
-            self._unhook()
-            if kind is None:
-                self._close()
-            else:
-                self._save_what_is_complete()
+        try:
+            with self._undo:
+                self._unhook()
+                if kind is None:
+                    self._close()
+                else:
+                    self._save_what_is_complete(kind)
+        except BaseException as failure:
+            self.interrupts.end(failure, sys._getframe(1))
+            raise
+        self.interrupts.end(error, sys._getframe(1))
 
     def _need_running(self) -> None:
         if not self._running:
@@ -195,30 +230,41 @@ class Tape:
             handle.remove()
 
     def _close(self) -> None:
-        plan = self._shelf.plan
-        explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
-        if self.step > (self.options.resume or 0):  # so that the network can be asked without its checkpoint
-            self._shelf.keep(self.step, explained if self._ranks.first else {})
+        self._keep_weights()
         self._shelf.flush()
         with self._ranks.together():
             if self._ranks.first:
                 self._check_the_others()
+        self._shelf.writer.end(Ended("closed", self.step))
+        self._notes.close()
+
+    def _keep_weights(self) -> None:
+        """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
+        broken off, and those that somebody put there since, belong to no step.
+        """
+        plan, unfinished = self._shelf.plan, self._shelf.unfinished.changed()
+        foreign = self._shelf.outside.close(unfinished)
+        explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
+        if self.step > (self.options.resume or 0) and not unfinished:
+            self._shelf.keep(self.step, explained if self._ranks.first and not foreign else {})
 
     def _check_the_others(self) -> None:
         """Rules that need a whole matrix at a time could not be followed: their certificate is made now."""
         writer, plan = self._shelf.writer, self._shelf.plan
         late = [name for name in plan.explained if name not in self._shelf.proof.proofs]
-        if late and self.step:
+        if late and self.step and writer.manifest.certificate is not None and not self._shelf.outside.foreign():
             store = Store(self.path, writer.manifest if self._ranks.alone else None, plan.known_rules)
             writer.certify(certify(store, View(self.step), plan.tensors, only=late))
 
-    def _save_what_is_complete(self) -> None:
+    def _save_what_is_complete(self, kind: type[BaseException]) -> None:
         if not self._ranks.all_here():
             first = self._shelf.pending.first
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
         try:
-            self._shelf.flush()
+            self._keep_weights()
+            self._shelf.flush(live=False)
+            self._shelf.writer.end(Ended("interrupted", self.step, kind.__name__))
         except DualformError as error:
             warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)

@@ -5,7 +5,7 @@ from dualform.types import Transition
 from .protocol import Rule, Seen, Settings, Shared, numbers
 from .sgd import SGD
 from .sweep import Coefficients, sweep
-from .table import RULES, named_rules, rule_for
+from .table import RULES, named_rules, path_of, rule_for
 
 __all__ = [
     "RULES",
@@ -18,6 +18,7 @@ __all__ = [
     "Transition",
     "named_rules",
     "numbers",
+    "path_of",
     "rule_for",
     "sweep",
 ]

@@ -45,4 +45,6 @@ def _rms(x: Tensor) -> float:
     return float(x.norm()) / x.numel() ** 0.5
 
 
-ADAFACTOR = Rule("Adafactor", adafactor, None, ("row_var", "col_var", "variance"), adafactor_p, local=False)
+ADAFACTOR = Rule(
+    "Adafactor", adafactor, None, ("row_var", "col_var", "variance"), adafactor_p, local=False, decays_by_factor=True
+)

@@ -66,14 +66,24 @@ def step_of(s: Settings) -> int:
     return int(s.get("step", 0)) + 1
 
 
-def correction(beta: float, step: int) -> float:
-    """What a running mean that began with zero has seen so far."""
-    return 1 - beta**step
+def correction(s: Settings, beta: str) -> float:
+    """What a running mean that began with zero has seen so far.
+
+    A capturable (or compiled) step counts in a float32 tensor, and so 1 − β^s is rounded there.
+    """
+    if s.get("capturable"):
+        return float(1 - s[beta] ** torch.tensor(float(step_of(s))))
+    return 1 - s[beta] ** step_of(s)
+
+
+def adam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a step, and whether it counts steps in a tensor."""
+    return numbers(group, state) | ({"capturable": 1.0} if group.get("capturable") else {})
 
 
 def adam(s: Settings) -> Transition:
     r"""One step of ``torch.optim.Adam`` and ``AdamW``: :math:`W_s = a W_{s-1} - \frac{\eta}{1-\beta_1^s} P_s M_s`."""
-    return mean_and_part(s, of_mean=s["lr"] / correction(s["betas1"], step_of(s)))
+    return mean_and_part(s, of_mean=s["lr"] / correction(s, "betas1"))
 
 
 def adam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
@@ -82,7 +92,7 @@ def adam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     if s["amsgrad"]:
         before = shared.get("max_exp_avg_sq")
         v = shared["max_exp_avg_sq"] = v if before is None else v.maximum(before)
-    return 1 / (v.sqrt() / correction(s["betas2"], step_of(s)) ** 0.5 + s["eps"])
+    return 1 / (v.sqrt() / correction(s, "betas2") ** 0.5 + s["eps"])
 
 
 def nadam(s: Settings) -> Transition:
@@ -102,7 +112,7 @@ def _mu(s: Settings, step: int) -> float:
 
 
 def _nadam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
-    s = numbers(group, state)
+    s = adam_settings(group, state)
     before = state.get("mu_product", torch.ones(()))
     s["mu_product"] = float(before * _mu(s, step_of(s)))  # as the optimiser rounds it
     return s
@@ -111,7 +121,7 @@ def _nadam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Setti
 def nadam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s / (1-\beta_2^s)} + \epsilon)`."""
     v = running_square(s, shared, seen)
-    return 1 / ((v / correction(s["betas2"], step_of(s))).sqrt() + s["eps"])
+    return 1 / ((v / correction(s, "betas2")).sqrt() + s["eps"])
 
 
 def rectification(s: Settings) -> float | None:
@@ -122,7 +132,7 @@ def rectification(s: Settings) -> float | None:
     """
     step, beta = step_of(s), s["betas2"]
     most = 2 / (1 - beta) - 1
-    rho = most - 2 * step * beta**step / correction(beta, step)
+    rho = most - 2 * step * beta**step / correction(s, "betas2")
     if rho <= 5:
         return None
     return ((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) ** 0.5
@@ -134,9 +144,9 @@ def radam(s: Settings) -> Transition:
     .. math:: W_s = a W_{s-1} - \frac{\eta}{1-\beta_1^s}\, r_s \sqrt{1-\beta_2^s}\; P_s M_s
         \quad\text{or}\quad W_s = a W_{s-1} - \frac{\eta}{1-\beta_1^s}\, M_s
     """
-    size, factor = s["lr"] / correction(s["betas1"], step_of(s)), rectification(s)
+    size, factor = s["lr"] / correction(s, "betas1"), rectification(s)
     if factor is not None:
-        return mean_and_part(s, size * factor * correction(s["betas2"], step_of(s)) ** 0.5)
+        return mean_and_part(s, size * factor * correction(s, "betas2") ** 0.5)
     t = mean_and_part(s, size)
     return t._replace(ww=t.ww + t.wp * t.pw, wm=t.wp * t.pm, wg=t.wp * t.pg, wp=0.0, pw=0.0, pm=0.0, pg=0.0)
 
@@ -148,7 +158,7 @@ def radam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
 
 def adamax(s: Settings) -> Transition:
     r"""One step of ``torch.optim.Adamax``: :math:`W_s = W_{s-1} - \frac{\eta}{1-\beta_1^s} P_s M_s`."""
-    return mean_and_part(s, of_mean=s["lr"] / correction(s["betas1"], step_of(s)))
+    return mean_and_part(s, of_mean=s["lr"] / correction(s, "betas1"))
 
 
 def adamax_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
@@ -160,8 +170,12 @@ def adamax_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     return 1 / u
 
 
-ADAM = Rule("Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p)
-ADAMW = Rule("AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p)
-NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings)
-RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p)
-ADAMAX = Rule("Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p)
+ADAM = Rule(
+    "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
+)
+ADAMW = Rule(
+    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
+)
+NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True)
+RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True)
+ADAMAX = Rule("Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings)

@@ -50,4 +50,6 @@ def muon_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
     return p * (s["lr"] * size)
 
 
-MUON = Rule("Muon", muon, "momentum_buffer", (), muon_p, acts="left", local=False, settings=_settings)
+MUON = Rule(
+    "Muon", muon, "momentum_buffer", (), muon_p, acts="left", local=False, settings=_settings, decays_by_factor=True
+)

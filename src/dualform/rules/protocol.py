@@ -88,6 +88,8 @@ class Rule:
     """Whether P multiplies entry by entry, or is a matrix that multiplies from the left."""
     local: bool = True
     """Whether some entries of P can be found from those entries alone."""
+    decays_by_factor: bool = False
+    """Whether the optimiser multiplies W by ww itself, a number that is rounded to float32 where W is no finer."""
     settings: Callable[[Mapping[str, Any], Mapping[str, Any]], Settings] = numbers
 
     @property

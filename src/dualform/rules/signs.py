@@ -50,5 +50,5 @@ def inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, 1 / x.abs())
 
 
-LION = Rule("Lion", lion, "exp_avg", (), lion_p)
+LION = Rule("Lion", lion, "exp_avg", (), lion_p, decays_by_factor=True)
 RPROP = Rule("Rprop", rprop, None, ("prev", "step_size"), rprop_p)

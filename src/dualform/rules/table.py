@@ -42,15 +42,37 @@ def rule_for(optimizer: optim.Optimizer, taught: Mapping[type, Rule] | None = No
     """The rule of this optimiser. A subclass may step differently, so only the very class counts."""
     kind = type(optimizer)
     table = {**RULES, **(taught or {})}
-    rule = table.get(kind) or OTHERS.get(f"{kind.__module__}.{kind.__qualname__}")
+    rule = table.get(kind) or OTHERS.get(path_of(kind))
     if rule is None:
         known = sorted({each.name for each in (*table.values(), *OTHERS.values())})
-        why = f" ({REFUSED[kind.__name__]})" if kind.__name__ in REFUSED else ""
         raise UnsupportedOptimizer(
-            f"no rule explains the optimiser {kind.__name__}{why}; there are rules for {known}. Teach it with "
-            f"rules={{{kind.__name__}: Rule(...)}} (docs/rules.md), or record keys and errors only, with rules=None."
+            f"no rule explains the optimiser {path_of(kind)}{_reason(optimizer, table)}; there are rules for {known}. "
+            f"Teach it with rules={{{kind.__name__}: Rule(...)}} (docs/rules.md), or record keys and errors only, with "
+            "rules=None."
         )
     return rule
+
+
+def path_of(kind: type) -> str:
+    """A class with the module that it is from."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _reason(optimizer: optim.Optimizer, table: Mapping[type, Rule]) -> str:
+    """Why an optimiser has no rule, where more can be said than that: in brackets."""
+    kind = type(optimizer)
+    namesakes = [path for path in (*map(path_of, table), *OTHERS) if path.rpartition(".")[2] == kind.__name__]
+    if kind.__name__ in REFUSED:
+        return f" ({REFUSED[kind.__name__]})"
+    if namesakes:
+        return f" (the rule of that name is for {' and '.join(namesakes)}, which may step differently)"
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, optim.Optimizer):
+        return (
+            f" (it holds a {path_of(type(inner))}: if each of its steps is one step of that and nothing else, record "
+            "that one, optimizer.optimizer)"
+        )
+    return ""
 
 
 def named_rules(taught: Iterable[Rule] = ()) -> dict[str, Rule]:

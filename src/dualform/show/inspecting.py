@@ -13,6 +13,8 @@ def describe(memory: Memory, say: Console) -> None:
     versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
     say.print(f"[bold]{memory.path}[/]: {memory.step:,} steps, {manifest.visits:,} visits, slots in {manifest.dtype}")
     say.print(f"recorded with {versions}\n")
+    if manifest.ending:
+        say.print(f"{manifest.ending}\n")
     say.print(layers_table(memory), disk_table(memory))
     if not memory.step:
         say.print("No step is complete, so there is nothing to ask yet.")

@@ -7,7 +7,7 @@ names is needed, and whatever happens between the two (rotary positions, say) sh
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.attention import Heads
 from dualform.errors import ModelMismatch, QueryError
-from dualform.explain.forward import differentiable, evaluating, run, swapped
+from dualform.explain.forward import run
+from dualform.explain.shadow import shadow_of
+from dualform.memory import normal_mode
 
 from .layers import Inner, of_fused, of_ours, of_torch
 from .sight import Sight
@@ -37,12 +39,12 @@ def look(
     ``layers`` are those that are wanted (None: all). ``weights`` stand in for the model's own. With a ``loss`` its
     gradient at the heads' outputs is there too. Of a layer that is called more than once it is the last call.
     """
-    with evaluating(model), swapped(model, _fitting(model, weights or {})), ExitStack() as stack:
-        seen = stack.enter_context(_watching(model))
-        parameters = stack.enter_context(differentiable(model)) if loss else []
-        stack.enter_context(torch.enable_grad() if loss else torch.no_grad())
-        output = run(model, inputs, None)
+    with normal_mode(), torch.enable_grad() if loss else torch.no_grad():
+        shadow = shadow_of(model, _fitting(model, weights or {}), differentiable=loss is not None)
+        with _watching(shadow) as seen:
+            output = run(shadow, inputs)
         if loss:
+            parameters = [p for p in shadow.parameters() if p.is_floating_point()]
             torch.autograd.grad(_number(loss(output)), parameters, allow_unused=True)
         if unknown := [name for name in layers or () if name not in seen]:
             raise QueryError(f"no attention layer '{unknown[0]}' was seen: there are {list(seen)}.")
@@ -73,8 +75,8 @@ def _fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def seen_layers(model: nn.Module, inputs: Any) -> list[str]:
     """The attention layers that a model uses for some inputs, by name."""
-    with evaluating(model), torch.no_grad(), _watching(model) as seen:
-        run(model, inputs, None)
+    with normal_mode(), torch.no_grad(), _watching(shadow := shadow_of(model)) as seen:
+        run(shadow, inputs)
     return list(seen)
 
 
@@ -114,21 +116,16 @@ def _noted(calls: dict[str, Call], name: str, call: Call, output: Tensor) -> Non
 
 @contextmanager
 def _watching(model: nn.Module) -> Iterator[dict[str, Call]]:
-    """The calls of all attention layers, as they come."""
+    """The calls of all attention layers of a shadow, as they come."""
     calls: dict[str, Call] = {}
     running: list[_Running] = []
-    handles = []
     for name, module in model.named_modules():
         if isinstance(module, Heads | nn.MultiheadAttention):
-            handles.append(module.register_forward_hook(partial(_asked, calls, name), with_kwargs=True))
-        handles.append(module.register_forward_pre_hook(partial(_begin, running, name)))
-        handles.append(module.register_forward_hook(partial(_end, running), always_call=True))
-    try:
-        with _Kernel(calls, running):
-            yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+            module.register_forward_hook(partial(_asked, calls, name), with_kwargs=True)
+        module.register_forward_pre_hook(partial(_begin, running, name))
+        module.register_forward_hook(partial(_end, running), always_call=True)
+    with _Kernel(calls, running):
+        yield calls
 
 
 @dataclass

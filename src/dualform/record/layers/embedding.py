@@ -38,7 +38,7 @@ class EmbeddingCall:
 
     def shape(self, output: Tensor) -> Tensor:
         """One vector a token."""
-        return output.reshape(*self.tokens.shape, -1)
+        return output.reshape(*self.tokens.shape, output.shape[-1])
 
 
 class Embedding(WatchedInside):

@@ -18,6 +18,7 @@ class Hook:
         self.function = function
 
     def __call__(self, *args: Any) -> Any:
+        """Run as the hook that it holds."""
         return self.function(*args)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..eager import eager
 from .hook import Hook
 
 Node = torch.autograd.graph.Node
@@ -124,6 +125,7 @@ class AfterForward:
         """What a forward pass was; None if no gradient will come back."""
         raise NotImplementedError
 
+    @eager
     def _after(self, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if torch.is_grad_enabled() and (found := self.call(module, args, kwargs, output)) is not None:
             watch(*found)

@@ -32,7 +32,7 @@ class LinearCall:
 
     def shape(self, output: Tensor) -> Tensor:
         """Rows are the last axis already."""
-        return output.reshape(*self.key.shape[:-1], -1)
+        return output.reshape(*self.key.shape[:-1], output.shape[-1])
 
 
 class Linear(WatchedInside):

@@ -71,14 +71,15 @@ class MultiheadCall:
 
     def inputs(self) -> Sequence[Key]:
         """What each projection was given."""
-        return [Key(number, x.reshape(-1, self.batch, x.shape[-1])) for number, _, x in self._uses]
+        time = -1 if self.batch else 0
+        return [Key(number, x.reshape(time, self.batch, x.shape[-1])) for number, _, x in self._uses]
 
     def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
         """The rows of each projection."""
         found = []
         for (number, begin, _), key, error in zip(self._uses, self.inputs(), errors, strict=True):
             if error is not None:
-                error = error.reshape(*key.rows.shape[:-1], -1)
+                error = error.reshape(*key.rows.shape[:-1], error.shape[-1])
                 width = 3 * self.module.embed_dim
                 if number == 0 and self.module.in_proj_weight is not None and error.shape[-1] < width:
                     error = F.pad(error, (begin, width - begin - error.shape[-1]))
@@ -87,7 +88,7 @@ class MultiheadCall:
 
     def shape(self, output: Tensor) -> Tensor:
         """Time first."""
-        return output.unflatten(0, (-1, self.batch))
+        return output.unflatten(0, (-1 if self.batch else 0, self.batch))
 
 
 def _uses(

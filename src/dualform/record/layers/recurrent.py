@@ -35,8 +35,7 @@ class RecurrentCall:
 
     def shape(self, output: Tensor) -> Tensor:
         """What the gates see, time first: (time, batch, d)."""
-        batch = self.inputs()[0].rows.shape[1]
-        return output.unflatten(0, (-1, batch))
+        return output.unflatten(0, self.inputs()[0].rows.shape[:2])
 
 
 class Recurrent(AfterForward):

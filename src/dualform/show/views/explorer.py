@@ -83,7 +83,6 @@ class Explorer:
         self._counts: dict[str, dict[Any, int]] = {}
         self._groups: dict[str, list[Any]] = {}
         self._positions: dict[str, int] = {}
-        self.model.eval()
 
     # ------------------------------------------------------------------------------------------- what there is
 

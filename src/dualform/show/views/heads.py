@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from dualform.attention import Heads, build, load_from
 from dualform.errors import QueryError
 from dualform.explain import Memory
-from dualform.explain.forward import swapped
+from dualform.explain.forward import run
+from dualform.explain.shadow import shadow_of
+from dualform.memory import normal_mode
 from dualform.svm import Support, support_vectors
 
 AGREE = 1e-4
@@ -66,24 +68,23 @@ def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any, call: int | 
     def note(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         calls.append((inspect.signature(module.forward).bind(*args, **kwargs).arguments, output))
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True)]
-    if isinstance(layer, nn.MultiheadAttention):
-        handles.append(layer.register_forward_pre_hook(_ask_for_weights, with_kwargs=True))
-    try:
-        memory.attend(model, x).prediction  # noqa: B018 # the pass is what is wanted
-    finally:
-        for handle in handles:
-            handle.remove()
+    with normal_mode(), torch.enable_grad():  # without gradients torch's encoder passes its attention layers by
+        shadow = shadow_of(model, memory.weights_for(model), differentiable=True)
+        twin = shadow.get_submodule(next(name for name, each in model.named_modules() if each is layer))
+        twin.register_forward_hook(note, with_kwargs=True)
+        if isinstance(twin, nn.MultiheadAttention):
+            twin.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+        run(shadow, x)
     if not calls:
         raise QueryError("this attention layer was not used in the forward pass.")
     call = len(calls) - 1 if call is None else call
     if not 0 <= call < len(calls):
         times = "once" if len(calls) == 1 else f"{len(calls)} times"
         raise QueryError(f"call {call} of this attention layer is not there: it was called {times}.")
-    with torch.no_grad(), swapped(model, memory.weights_for(model) or {}):
+    with torch.no_grad():
         given, output = calls[call]
-        of_torch = isinstance(layer, nn.MultiheadAttention)
-        seen = _of_torch(layer, given, output) if of_torch else _of_ours(layer, given)
+        of_torch = isinstance(twin, nn.MultiheadAttention)
+        seen = _of_torch(twin, given, output) if of_torch else _of_ours(twin, given)
     return replace(seen, calls=tuple(_told(layer, each) for each, _ in calls), call=call)
 
 

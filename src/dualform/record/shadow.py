@@ -1,0 +1,99 @@
+"""A shadow of a model: a second tree of modules over the same weights, which can be run without touching the first.
+
+Every module is copied shallowly, with tables of its own. Parameters are other leaves over the same storage, buffers are
+copies, plain containers are copied. What cannot be followed (a ``forward`` that closes over a module) is refused.
+"""
+
+from collections import OrderedDict
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HOOKS = (
+    "_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)  # fmt: skip
+"""Tables that begin empty in a shadow. Hooks before the forward pass stay: weight norm and pruning compute there."""
+
+OWN = ("dualform.record", "dualform.explain")
+"""Modules whose hooks a shadow has not."""
+
+
+class NoShadow(Exception):
+    """A model of which no shadow can be made."""
+
+
+def shadow_of(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """The shadow of each module, the model's own first. Tied weights stay tied."""
+    originals = list(model.modules())
+    for module in originals:
+        if opaque(module):
+            raise NoShadow(f"{type(module).__name__}.forward was replaced by a function of its own")
+    replaced: dict[int, Any] = {}
+    for tensor in model.parameters():
+        replaced[id(tensor)] = _leaf(tensor)
+    for tensor in model.buffers():
+        replaced[id(tensor)] = tensor.detach().clone()
+    for module in originals:
+        replaced[id(module)] = type(module).__new__(type(module))
+    for module in originals:
+        replaced[id(module)].__dict__.update({
+            name: OrderedDict() if name in HOOKS else _follow(value, replaced)
+            for name, value in module.__dict__.items()
+        })  # fmt: skip
+        _drop_own_hooks(replaced[id(module)])
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            replaced[id(module)].training = False  # batch statistics would mix the examples
+    return {module: replaced[id(module)] for module in originals}
+
+
+def opaque(module: nn.Module) -> bool:
+    """Whether the module runs code that leads back to the model itself, not to its shadow."""
+    forward = module.__dict__.get("forward")
+    while isinstance(forward, MethodType | partial):
+        forward = forward.__func__ if isinstance(forward, MethodType) else forward.func
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    cells = (forward.__closure__ or ()) if isinstance(forward, FunctionType) else ()
+    return any(isinstance(getattr(cell.cell_contents, "__self__", cell.cell_contents), nn.Module) for cell in cells)
+
+
+def _leaf(parameter: nn.Parameter) -> Tensor:
+    if type(parameter) is not nn.Parameter or not parameter.requires_grad:
+        return parameter
+    leaf = nn.Parameter(parameter.detach())
+    leaf.register_post_accumulate_grad_hook(_forget_gradient)  # only errors are looked at
+    return leaf
+
+
+def _forget_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _follow(value: Any, replaced: dict[int, Any]) -> Any:
+    """The same value with modules and tensors of the shadow in place of the model's."""
+    if id(value) in replaced:
+        return replaced[id(value)]
+    if type(value) in (list, tuple, set):
+        return type(value)(_follow(each, replaced) for each in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _follow(each, replaced)) for key, each in value.items())
+    if isinstance(value, MethodType) and id(value.__self__) in replaced:
+        return MethodType(value.__func__, replaced[id(value.__self__)])
+    if type(value) is partial:
+        return partial(_follow(value.func, replaced), *_follow(value.args, replaced), **value.keywords)
+    return value
+
+
+def _drop_own_hooks(module: nn.Module) -> None:
+    """Without the recorder's hooks before the forward pass."""
+    for number, hook in list(module._forward_pre_hooks.items()):
+        while isinstance(hook, partial):
+            hook = hook.func
+        if getattr(hook, "__module__", "").startswith(OWN):
+            del module._forward_pre_hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
