@@ -38,7 +38,8 @@ def parts(verdict: Verdict) -> str:
     """How exact the parts of single examples are, and in how many layers these are not known."""
     unknown = sum(credit.error is None for credit in verdict.credits)
     known = len(verdict.credits) - unknown
-    told = f"{verdict.worst_credit:.0e} in {known}" if known else "none known"
+    error = f"{verdict.worst_credit:.0e}" if verdict.worst_credit else "0"
+    told = f"{error} in {known}" if known else "none known"
     return told + (f", {unknown} marked" if unknown else "")
 
 

@@ -497,7 +497,7 @@ RECORDING = [
          lambda s: dualform.record(s.model, [], s.path)),
     Case("a named layer that is not trained", NothingToRecord, ("'fc1'", "optimiser", "leave it out"),
          lambda s: record_model(s, s.model, sgd(s.model.get_submodule("fc2")), layers=["fc1"])),
-    Case("a model without layers of a known kind", NothingToRecord, ("Sequential", "[]"),
+    Case("a model without layers of a known kind", NothingToRecord, ("Sequential", "LayerNorm", "nn.Linear"),
          lambda s: record_model(s, named(norm=nn.LayerNorm(3)))),
     Case("a bilinear layer", UnsupportedLayer, ("'two'", "nn.Bilinear", "no dual form", "keep={'two': 'nothing'}"),
          lambda s: record_model(s, named(two=nn.Bilinear(3, 3, 3)))),

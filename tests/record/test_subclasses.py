@@ -11,6 +11,7 @@ import torch
 from helpers import EXACT, state_of
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import DualformWarning, NothingToRecord
@@ -256,6 +257,17 @@ def test_what_was_left_to_the_rest_stays_there_when_recording_goes_on(name, tmp_
     torch.testing.assert_close(memory.weights(), state_of(model), rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::dualform.errors.DualformWarning")
+def test_large_layers_left_to_the_rest_are_kept_as_rarely_as_a_large_rest_is(tmp_path):
+    """A weight of two megabytes and its bias: every third step is looked at, unless the user says otherwise."""
+    case = Case(lambda: nn.Linear(512, 512), 512, (512,), functional)
+    for given, every in ((None, 3), (1, 1)):
+        _, states, _ = train(case, tmp_path, steps=4, snapshot_every=given, overwrite=True)
+        memory = dualform.open(tmp_path)
+        assert memory.store.manifest.snapshot_every == every
+        assert torch.equal(memory.at(every).weights()["body.weight"], states[every]["body.weight"])
+
+
 def test_a_bias_added_elsewhere_is_left_to_the_rest_without_its_weight(tmp_path):
     case = Case(lambda: BiasElsewhere(4, 5), 5, (4,))
     with pytest.warns(DualformWarning, match="adds the bias elsewhere"):
@@ -318,6 +330,21 @@ def test_a_tied_weight_is_left_to_the_rest_if_one_of_its_layers_is_another_map(t
     torch.testing.assert_close(memory.weights(), parameters, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_with_their_own_forward_are_explained_and_no_mode_is_left(reentrant, tmp_path):
+    """A recomputed forward pass may be stopped in its middle, by an error that torch raises and catches."""
+
+    def read(body: nn.Module, x: Tensor) -> Tensor:
+        return checkpoint(body, x.requires_grad_(), use_reentrant=reentrant)  # type: ignore[return-value]
+
+    case = Case(lambda: nn.Sequential(Transposed(4, 5), nn.Tanh(), Scaled(5, 5)), 5, (4,), read)
+    model, _, _ = train(case, tmp_path)
+    memory = dualform.open(tmp_path)
+    assert not memory.certificate.marks and not memory.certificate.rest
+    assert max(memory.check(model, full=True, progress=False).values()) < EXACT
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
 def test_a_copy_made_while_its_layer_is_recorded_is_a_plain_model(tmp_path):
     model = RECORDED["words are scaled"].model()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -374,7 +401,7 @@ def test_functions_that_others_call_meanwhile_are_not_replaced(tmp_path):
         model.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
         model(torch.randn(2, 3, 4)).sum().backward()
         optimizer.step()
-    assert len(seen) == 3 and all(each is before for each in seen)
+    assert len(seen) >= 3 and all(each is before for each in seen)
 
 
 def test_a_model_without_a_layer_of_a_known_kind_is_refused_with_the_classes_it_has():

@@ -5,6 +5,7 @@ known when the first gradients come. A parameter that has not moved by then is k
 with a mark that says why; of one that moved already only the mark tells.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,13 +39,14 @@ class Demotion:
         self.passes, self.shelf, self.marks = passes, shelf, marks
         gradients = {name: follower.parameter.grad for name, follower in passes.followers.items()}
         self._left_over = {name for name, grad in gradients.items() if grad is not None and bool(grad.any())}
+        self._news: list[tuple[str, Reason, str]] = []
 
     def look(self, staged: Sequence[Moved]) -> set[Follower]:
         """Leave to the rest what has to be before a step is taken; returns who followed it."""
         reasons = self._reasons(staged)
         for name, reason in reasons.items():
             if reason.mark == "not-this-map" and not self._can_demote(name):
-                self.marks(reason.mark, name, f"{reason.text}: {MISSED}", self.marks.step + 1)
+                self._news.append((name, reason, MISSED))
         demoted = {name: reason for name, reason in reasons.items() if self._can_demote(name)}
         if not demoted:
             return set()
@@ -52,9 +54,15 @@ class Demotion:
         names = [name for name in plan.demoted if name not in self.shelf.plan.demoted]
         for name, reason in demoted.items():
             if reason.mark != "not-this-map" or not self._follows(name, demoted):
-                self.marks(reason.mark, name, f"{reason.text}: {KEPT}", self.marks.step + 1)
+                self._news.append((name, reason, KEPT))
         self._change_plan(plan, names)
         return {self.passes.forget(name) for name in names}
+
+    def tell(self) -> None:
+        """Mark what was found, when all else is in order: a warning may be an error to the user."""
+        news, self._news = self._news, []
+        for name, reason, consequence in news:
+            self.marks(reason.mark, name, f"{reason.text}: {consequence}", self.marks.step + 1)
 
     def _reasons(self, staged: Sequence[Moved]) -> dict[str, Reason]:
         unseen, self.passes.unseen = self.passes.unseen, {}
@@ -77,12 +85,15 @@ class Demotion:
     def _change_plan(self, plan: Plan, names: Sequence[str]) -> None:
         """From now on these parameters are a part of the rest."""
         shelf, passes = self.shelf, self.passes
-        every = max(shelf.rest.every, auto_interval(plan.rest))
+        every = shelf.rest.every
+        if shelf.rest.automatic:  # a multiple, so that a look that is due by the new interval was due by the old one
+            every *= math.ceil(auto_interval(plan.rest) / every)
         shelf.rest.add({name: plan.tensors[name] for name in names}, every)
         for name in names:
             shelf.proof.forget(name)
             passes.book.accounts.pop(name, None)
         shelf.stations.names = [name for name in shelf.stations.names if name not in names]
+        shelf.outside.forget(names)
         shelf.plan = passes.plan = plan
         shelf.pending.revised = _revised(plan, every)
 

@@ -85,6 +85,12 @@ class Outside:
         self._told.discard(name)
         self.fingerprints.take(name, {} if rule is None else state_tensors(rule, state))
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Some parameters are kept as snapshots from now on: whatever they become is in the memory."""
+        for name in names:
+            tensor = self.fingerprints.tensors.pop(name, None)
+            self._names.pop(id(tensor), None)
+
     def look_at_links(self, step: int) -> None:
         """See that the model still holds the modules and parameters that are recorded."""
         if not self.links.same():

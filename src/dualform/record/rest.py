@@ -16,10 +16,10 @@ def auto_interval(rest: Mapping[str, Tensor]) -> int:
 
 
 class Rest:
-    """Knows what of the rest changed since it was last kept."""
+    """Knows what of the rest changed since it was last kept. The interval is ``automatic`` unless the user gave it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], every: int) -> None:
-        self.tensors, self.every = dict(tensors), every
+    def __init__(self, tensors: Mapping[str, Tensor], every: int, automatic: bool = True) -> None:
+        self.tensors, self.every, self.automatic = dict(tensors), every, automatic
         self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
         self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
         self._stood = {name: t.detach().clone() for name, t in self.tensors.items() if _moves_between_steps(t)}
@@ -27,7 +27,11 @@ class Rest:
     def stand(self) -> None:
         """A step is complete: remember what the next forward pass may change."""
         for name, copy in self._stood.items():
-            copy.copy_(self.tensors[name])
+            tensor = self.tensors[name]
+            if copy.shape == tensor.shape:
+                copy.copy_(tensor)
+            else:  # observers of quantisation resize their buffers
+                self._stood[name] = tensor.detach().clone()
 
     def changed(self, step: int, live: bool = True) -> dict[str, Tensor]:
         """Copies of what changed, under the names they are kept by. What is frozen is read through now and then.

@@ -142,6 +142,7 @@ class Steps:
             self._followers.pop(id(follower.parameter), None)
         names = {follower.name for follower in demoted}
         self._booked = [each for each in self._booked if each.account.name not in names]
+        self._demotion.tell()
         return [each for each in staged if each.follower not in demoted]
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:

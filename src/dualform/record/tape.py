@@ -156,7 +156,7 @@ class Tape:
             credit = Credit(plan, self._marks, ranks.alone)
             book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
             self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts)
-            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every)
+            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None)
             samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
             probes = {name: follower.probe for name, follower in followers.items()}
             proof = Proof(plan, store, step, ranks, probes)

@@ -37,7 +37,7 @@ class WeightFingerprints:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.tensors = tensors
+        self.tensors = dict(tensors)
         self._turn = 0
         self._weights = {name: fingerprint(tensor) for name, tensor in tensors.items()}
         self._states = {name: self._of_state(states.get(name, {})) for name in tensors}
