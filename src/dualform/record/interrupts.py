@@ -75,7 +75,6 @@ class Interrupts:
         try:
             self._say()
         finally:
-            self.due = bool(self._messages)
             if self._arrived and _in_main_thread() and self._standing is not None:
                 self._arrived = 0
                 self._standing.before(signal.SIGINT, frame)
@@ -132,8 +131,18 @@ class Interrupts:
         self.due = True
 
     def _say(self) -> None:
-        while self._messages:
-            warnings.warn(self._messages.pop(0), DualformWarning, stacklevel=4)
+        """Warn; where warnings are errors, one is raised with all of them."""
+        messages, self._messages = self._messages, []
+        errors: list[DualformWarning] = []
+        for message in messages:
+            try:
+                warnings.warn(message, DualformWarning, stacklevel=4)
+            except DualformWarning as error:
+                errors.append(error)
+        for error in errors[1:]:
+            errors[0].add_note(str(error))
+        if errors:
+            raise errors[0]
 
     def end(self, error: BaseException | None, frame: FrameType | None) -> None:
         """The recording is over: deliver all that waited. What the user is told already by ``error`` comes first."""
