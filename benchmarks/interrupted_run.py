@@ -164,7 +164,7 @@ class Run:
                         self.said.append(f"{type(error).__name__}: {error}")
                         self.look()
                         again()
-                        if self.leaves or isinstance(error, DualformError):
+                        if isinstance(error, DualformError) or (self.leaves and not isinstance(error, Warning)):
                             raise
         except catch as error:
             self.left_by = error

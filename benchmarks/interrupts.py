@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -80,16 +81,17 @@ def child(number: int, how: str, runs: int, seed: int) -> None:
 
 def one(run: Run, aim: Aim, armed: Armed, catch: tuple[type[BaseException], ...], how: str) -> None:
     """A disturbed run; also what comes while the loop is not looking is caught."""
+    armed.on = True
     try:
-        armed.on = True
         if how != "instant":
             aim.begin()
         run.train(catch, aim.begin if how != "instant" else lambda: None)
     except catch as error:
         run.left_by = error
-    finally:
-        sys.settrace(None)
-        armed.on = False
+    while armed.on:
+        with suppress(KeyboardInterrupt):
+            sys.settrace(None)
+            armed.on = False
     run.look()
 
 
@@ -135,7 +137,10 @@ def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
                     break
                 process.send_signal(signal.SIGINT)
                 sent += 1
-            report = json.loads(process.stdout.readline())
+            line = process.stdout.readline()
+            if not line:
+                break
+            report = json.loads(line)
             lasts = 0.7 * lasts + 0.3 * min(1.0, time.perf_counter() - begin)
             tally.runs += 1
             tally.sent += (sent - report["late"] + late) if how == "instant" else sum(report["hit"].values())

@@ -6,10 +6,12 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -88,6 +90,14 @@ def campaign() -> Iterator[Any]:
         yield importlib.import_module("interrupts")
 
 
+@cache
+def prepared(campaign: Any, number: int) -> tuple[Any, Mapping[str, int]]:
+    """The weights of a case without recording, and how many lines each place has."""
+    expected = campaign.undisturbed(campaign.CASES[number])
+    with TemporaryDirectory() as folder:
+        return expected, campaign.count_lines(campaign.CASES[number], expected, Path(folder) / "first")
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", [0, 4, 5], ids=["slots", "slots and ledger", "warnings are errors"])
 def test_an_interrupt_inside_any_place_loses_no_step_and_makes_nothing_wrong(campaign, number, place, tmp_path):
@@ -97,8 +107,7 @@ def test_an_interrupt_inside_any_place_loses_no_step_and_makes_nothing_wrong(cam
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error" if case.strict else "ignore", DualformWarning)
-            expected = campaign.undisturbed(case)
-            lines = campaign.count_lines(case, expected, tmp_path / "first")
+            expected, lines = prepared(campaign, number)
             for leaves in (False, True):
                 run = campaign.Run(case, expected, tmp_path / str(leaves), leaves)
                 targets = {(place, luck.randint(1, lines[place])) for _ in range(3)}
