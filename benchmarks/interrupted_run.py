@@ -140,9 +140,11 @@ class Run:
     half_done: bool = False
     done: int = 0
 
+    def __post_init__(self) -> None:
+        self.model, self.optimizer = self.case.make()
+
     def train(self, catch: tuple[type[BaseException], ...], again: Callable[[], None] = lambda: None) -> None:
         """Train, recorded. The loop goes on after what it catches, or leaves."""
-        self.model, self.optimizer = self.case.make()
         if self.resume is not None:
             self.model.load_state_dict(self.checkpoint["model"])
             self.optimizer.load_state_dict(self.checkpoint["optimizer"])

@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,19 +153,26 @@ def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
     return tally
 
 
-def main(count: int, seed: int) -> int:
+WAYS = {
+    "line": ("SIGINT at a line", 0.6),
+    "instant": ("SIGINT at an instant", 0.45),
+    "error": ("error at a line", 0.15),
+}
+"""How trainings are disturbed: what the page calls it, and its share of the count."""
+
+
+def main(count: int, seed: int, jobs: int) -> int:
     """Disturb all cases, and print what came of it."""
     begin, rows, places, wrong, total = time.perf_counter(), [], Counter[str](), [], Counter[str]()
-    for how, share, title in (
-        ("line", 0.65, "SIGINT at a line"),
-        ("instant", 0.4, "SIGINT at an instant"),
-        ("error", 0.2, "error at a line"),
-    ):
-        for number, case in enumerate(CASES):
-            tally = disturb(number, how, round(count * share / len(CASES)), seed)
-            rows.append(f"| {case.name} | {title} | {tally.line}")
+    work = [(number, how) for how in WAYS for number in range(len(CASES))]
+    with ThreadPoolExecutor(jobs) as pool:
+        shots = [round(count * WAYS[how][1] / len(CASES)) for _, how in work]
+        tallies = pool.map(disturb, *zip(*work, strict=True), shots, [seed] * len(work))
+        for (number, how), tally in zip(work, tallies, strict=True):
+            name, title = CASES[number].name, WAYS[how][0]
+            rows.append(f"| {name} | {title} | {tally.line}")
             print(rows[-1], *sorted(set(tally.wrong))[:5], sep="\n", flush=True)
-            wrong += [f"{case.name}, {title}: {line}" for line in tally.wrong]
+            wrong += [f"{name}, {title}: {line}" for line in tally.wrong]
             total[how] += tally.sent
             places.update(tally.hit if how == "line" else {})
     signals = total["line"] + total["instant"]
@@ -207,9 +215,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=COUNT, help=f"fewer than {COUNT} are printed only")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings that run side by side")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.child is None:
-        sys.exit(main(chosen.count, chosen.seed))
+        sys.exit(main(chosen.count, chosen.seed, chosen.jobs))
     child(int(chosen.child[0]), chosen.child[1], int(chosen.child[2]), int(chosen.child[3]))

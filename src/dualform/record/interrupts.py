@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import warnings
+from _signal import getsignal  # pyright: ignore[reportMissingImports] # that of signal looks for an enum, for 8 µs
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
@@ -83,18 +84,18 @@ class Interrupts:
 
     def watch(self) -> None:
         """Stand before the handler of SIGINT that is there now, if it is a function of Python's."""
-        if signal.getsignal(signal.SIGINT) is not self._standing or self._standing is None:
+        if getsignal(signal.SIGINT) is not self._standing or self._standing is None:
             self._stand()
 
     def leave(self) -> None:
         """Put the handler back, if ours is still in place."""
         standing = self._standing
         self._sections = {}
-        if standing is not None and _in_main_thread() and signal.getsignal(signal.SIGINT) is standing:
+        if standing is not None and _in_main_thread() and getsignal(signal.SIGINT) is standing:
             signal.signal(signal.SIGINT, standing.last())
 
     def _stand(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
+        before = getsignal(signal.SIGINT)
         if callable(before) and _in_main_thread():
             self._standing = Standing(self, before)
             signal.signal(signal.SIGINT, self._standing)
