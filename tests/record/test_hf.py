@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -20,6 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
+from dualform.record.shelf import Shelf
+from dualform.types import Ended
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: hf)")
@@ -538,6 +541,25 @@ def test_a_run_that_fails_keeps_its_complete_steps_and_can_go_on(tmp_path, error
     run.train()
     assert opened(tmp_path).step == 4 + run.state.global_step
     assert_exact(tmp_path, model)
+
+
+def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
+    add, steps, model = Shelf.add, [], llama()
+
+    def pressed(shelf: Shelf, step: int, *args: Any, **kwargs: Any) -> None:
+        steps.append(step)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        add(shelf, step, *args, **kwargs)
+
+    monkeypatch.setattr(Shelf, "add", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, model, recorder(tmp_path)).train()
+    assert steps == [1, 2, 3, 4] and opened(tmp_path).store.manifest.ended == Ended(
+        "interrupted", 4, "KeyboardInterrupt"
+    )
+    assert_exact(tmp_path, model)
+    assert_clean(opened(tmp_path))
 
 
 @pytest.mark.parametrize("optimizer", [None, momentum])

@@ -1,6 +1,7 @@
 """Lightning: its own training, unchanged, and every visit with the columns of its own example."""
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -21,6 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
+from dualform.record.shelf import Shelf
+from dualform.types import Ended
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 L: Any = pytest.importorskip(
@@ -415,6 +418,24 @@ def test_a_run_that_fails_keeps_its_complete_steps(tmp_path, error, seen):
     assert opened(tmp_path).step == 3
     assert not any(each._forward_hooks for each in model.modules())
     assert "save_checkpoint" not in vars(run)
+
+
+def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
+    add, model, handler = Shelf.add, module(), signal.getsignal(signal.SIGINT)
+
+    def pressed(shelf: Shelf, step: int, *args: Any, **kwargs: Any) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        add(shelf, step, *args, **kwargs)
+
+    monkeypatch.setattr(Shelf, "add", pressed)
+    try:
+        with pytest.raises(SystemExit):
+            trainer(recorder(tmp_path)).fit(model, loader())
+    finally:
+        signal.signal(signal.SIGINT, handler)  # after an interrupt Lightning wants no other
+    assert opened(tmp_path).store.manifest.ended == Ended("interrupted", 4, "KeyboardInterrupt")
+    assert_rebuilt(opened(tmp_path), model, EXACT)
 
 
 def test_another_fit_needs_a_checkpoint_or_another_memory(tmp_path):

@@ -73,6 +73,17 @@ def test_inspect_shows_a_memory_without_steps(tmp_path):
     assert result.exit_code == 0 and "No step is complete" in result.stdout
 
 
+def test_inspect_says_that_a_recording_was_interrupted(tmp_path):
+    model = MLP(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(KeyboardInterrupt), record(model, optimizer, tmp_path / "m", progress=False):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        raise KeyboardInterrupt
+    said = " ".join(call("inspect", tmp_path / "m").stdout.split())
+    assert "interrupted (KeyboardInterrupt): the memory ends with the last complete step, 1." in said
+
+
 def test_inspect_shows_marks(tmp_path):
     model = MLP(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

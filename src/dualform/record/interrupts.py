@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import warnings
+from _signal import getsignal  # pyright: ignore[reportMissingImports] # that of signal looks for an enum, for 8 µs
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
@@ -75,7 +76,6 @@ class Interrupts:
         try:
             self._say()
         finally:
-            self.due = bool(self._messages)
             if self._arrived and _in_main_thread() and self._standing is not None:
                 self._arrived = 0
                 self._standing.before(signal.SIGINT, frame)
@@ -84,18 +84,18 @@ class Interrupts:
 
     def watch(self) -> None:
         """Stand before the handler of SIGINT that is there now, if it is a function of Python's."""
-        if signal.getsignal(signal.SIGINT) is not self._standing or self._standing is None:
+        if getsignal(signal.SIGINT) is not self._standing or self._standing is None:
             self._stand()
 
     def leave(self) -> None:
         """Put the handler back, if ours is still in place."""
         standing = self._standing
         self._sections = {}
-        if standing is not None and _in_main_thread() and signal.getsignal(signal.SIGINT) is standing:
+        if standing is not None and _in_main_thread() and getsignal(signal.SIGINT) is standing:
             signal.signal(signal.SIGINT, standing.last())
 
     def _stand(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
+        before = getsignal(signal.SIGINT)
         if callable(before) and _in_main_thread():
             self._standing = Standing(self, before)
             signal.signal(signal.SIGINT, self._standing)
@@ -132,8 +132,18 @@ class Interrupts:
         self.due = True
 
     def _say(self) -> None:
-        while self._messages:
-            warnings.warn(self._messages.pop(0), DualformWarning, stacklevel=4)
+        """Warn; where warnings are errors, one is raised with all of them."""
+        messages, self._messages = self._messages, []
+        errors: list[DualformWarning] = []
+        for message in messages:
+            try:
+                warnings.warn(message, DualformWarning, stacklevel=4)
+            except DualformWarning as error:
+                errors.append(error)
+        for error in errors[1:]:
+            errors[0].add_note(str(error))
+        if errors:
+            raise errors[0]
 
     def end(self, error: BaseException | None, frame: FrameType | None) -> None:
         """The recording is over: deliver all that waited. What the user is told already by ``error`` comes first."""

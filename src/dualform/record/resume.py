@@ -69,12 +69,12 @@ def _checked(
     for name, entry in store.manifest.files.items():
         if ranks.alone or (path / name).is_relative_to(part_of(path, ranks.rank)):
             verify(path / name, entry, content=True)
-    _check_state(store, step, plan, optimizers)
     if plan.in_ledger and step and step not in (kept := [entry.step for entry in manifest.ledgers]):
         raise ResumeError(
             f"cannot resume at step {step}: the ledger at {path} was kept at {kept}. Start from a checkpoint of one of "
             "these steps; a ledger is kept when you call tape.flush()."
         )
+    _check_state(store, step, plan, optimizers)
     return store
 
 

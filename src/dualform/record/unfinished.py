@@ -26,10 +26,7 @@ class Unfinished:
         """A step begins: remember how often each tensor had been written to."""
         self._state, self._marked = optimizer.state, False
         self._before = [
-            (parameter, self._versions(parameter))
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
+            (parameter, self._versions(parameter)) for group in optimizer.param_groups for parameter in group["params"]
         ]
 
     def end(self) -> None:
@@ -50,6 +47,7 @@ class Unfinished:
         return names
 
     def _versions(self, parameter: Tensor) -> list[int]:
+        """How often the parameter and the tensors of its state have been written to."""
         state = self._state.get(parameter)
-        kept = [t._version for t in state.values() if isinstance(t, Tensor)] if state else []
+        kept = [value._version for value in state.values() if isinstance(value, Tensor)] if state else []
         return [parameter._version, *kept]
