@@ -228,6 +228,11 @@ class Memory:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
             found = tensors.get(p.name)
+            if found is not None and nn.parameter.is_lazy(found):
+                raise ModelMismatch(
+                    f"'{p.name}' of this {type(model).__name__} has no shape yet, as its layer is lazy. Run one batch "
+                    "through the model first."
+                )
             if found is None or tuple(found.shape) != p.shape:
                 what = "has none" if found is None else f"has one of shape {tuple(found.shape)}"
                 raise ModelMismatch(
