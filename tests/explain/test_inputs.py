@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import LayerNotFound, QueryError, StoreError, UnsupportedLayer
+from dualform.errors import LayerNotFound, ModelMismatch, QueryError, StoreError, UnsupportedLayer
 from dualform.rules import Rule
 from dualform.types import Transition
 
@@ -251,6 +251,12 @@ def test_a_taught_rule_that_cannot_be_pickled_is_named(run):
     with pytest.raises(StoreError, match=r"rule 'Mine'.*top of a module.*rules="):
         pickle.dumps(memory)
     assert copy.deepcopy(memory).store is memory.store
+
+
+def test_a_lazy_layer_without_weights_is_named(run):
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 3)).double()
+    with pytest.raises(ModelMismatch, match=r"'0\.weight'.*Run one batch"):
+        run.memory.attend(model, run.inputs[:2])
 
 
 # ---------------------------------------------------------------- functional calls

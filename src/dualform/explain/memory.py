@@ -256,6 +256,11 @@ class Memory:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
             found = tensors.get(p.name)
+            if found is not None and nn.parameter.is_lazy(found):
+                raise ModelMismatch(
+                    f"'{p.name}' of this {type(model).__name__} has no shape yet, as its layer is lazy. Run one batch "
+                    "through the model first."
+                )
             resized = isinstance(found, nn.Parameter) and tuple(found.shape) != p.shape  # buffers may grow in training
             if found is None or resized:
                 what = "has none" if found is None else f"has one of shape {tuple(found.shape)}"
