@@ -391,6 +391,24 @@ def test_modules_that_the_loop_calls_itself_are_credited(tmp_path):
     assert_credited(memory, alone)
 
 
+def test_a_table_of_positions_that_the_loop_calls_itself_is_marked(tmp_path):
+    """As in the training step of a Lightning module: nothing but its input tells that it has no examples."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"tokens": nn.Embedding(11, 6), "positions": nn.Embedding(8, 6)}).double()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(DualformWarning, match="'positions' .*the same in every batch"), dualform.record(
+        model, optimizer, tmp_path, dtype="float64", progress=False
+    ) as tape:  # fmt: skip
+        for step in range(3):
+            tape.note(index=torch.arange(B))
+            (model["tokens"](words(B, T, seed=step)) + model["positions"](torch.arange(T))).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert marked(memory) == {"positions"}
+    assert (memory.store.calls("positions").visit < 0).all() and (memory.store.calls("tokens").visit >= 0).all()
+
+
 def test_what_is_stated_is_believed(tmp_path):
     """``batch_dim`` counts, whatever a probe would find: here the axis of time is said to count examples."""
     torch.manual_seed(0)
