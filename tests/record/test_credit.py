@@ -492,3 +492,30 @@ def test_a_model_that_cannot_be_run_apart_is_credited_by_its_own_axes_or_marked(
         memory = one_step(tmp_path, model, lambda: model(x, Budget()).sin().sum(), 3)
     assert marked(memory) == {"flat"}
     assert_credited(memory, alone, {"flat"})
+
+
+class Counted(nn.Sequential):
+    """Counts its calls where a shadow counts, too."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.counter = Counter
+
+    def forward(self, input):
+        self.counter.calls += 1
+        return super().forward(input)
+
+
+class Counter:
+    calls = 0
+
+
+@pytest.mark.parametrize("options", [{"batch_dim": 0}, {}], ids=["stated", "not stated"])
+def test_a_statement_for_all_layers_needs_no_probe(options, tmp_path):
+    torch.manual_seed(0)
+    model = Counted(nn.Linear(5, 4), nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2)).double()
+    Counter.calls = 0
+    memory = one_step(tmp_path, model, lambda: model(torch.randn(3, 5, dtype=torch.float64)).sin().sum(), 3, **options)
+    assert (Counter.calls == 1) == ("batch_dim" in options)
+    assert not marked(memory)
+    assert all((memory.store.calls(name).visit == 0).all() for name in ("0", "2"))

@@ -72,7 +72,7 @@ class Credit:
         return sum(map(len, self._probed.values()))
 
     def _wants(self, entry: Entry) -> bool:
-        if self.probes >= MOST_PROBES:
+        if self.probes >= MOST_PROBES or len(self.plan.stated) == len(self.plan.layers):
             return False
         before = self._probed.get(entry.path)
         return before is None or (self.alone and entry.path in self._wanted and entry.inputs not in before)
