@@ -391,6 +391,24 @@ def test_modules_that_the_loop_calls_itself_are_credited(tmp_path):
     assert_credited(memory, alone)
 
 
+def test_a_table_of_positions_that_the_loop_calls_itself_is_marked(tmp_path):
+    """As in the training step of a Lightning module: nothing but its input tells that it has no examples."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"tokens": nn.Embedding(11, 6), "positions": nn.Embedding(8, 6)}).double()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(DualformWarning, match="'positions' .*the same in every batch"), dualform.record(
+        model, optimizer, tmp_path, dtype="float64", progress=False
+    ) as tape:  # fmt: skip
+        for step in range(3):
+            tape.note(index=torch.arange(B))
+            (model["tokens"](words(B, T, seed=step)) + model["positions"](torch.arange(T))).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert marked(memory) == {"positions"}
+    assert (memory.store.calls("positions").visit < 0).all() and (memory.store.calls("tokens").visit >= 0).all()
+
+
 def test_what_is_stated_is_believed(tmp_path):
     """``batch_dim`` counts, whatever a probe would find: here the axis of time is said to count examples."""
     torch.manual_seed(0)
@@ -474,3 +492,30 @@ def test_a_model_that_cannot_be_run_apart_is_credited_by_its_own_axes_or_marked(
         memory = one_step(tmp_path, model, lambda: model(x, Budget()).sin().sum(), 3)
     assert marked(memory) == {"flat"}
     assert_credited(memory, alone, {"flat"})
+
+
+class Counted(nn.Sequential):
+    """Counts its calls where a shadow counts, too."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.counter = Counter
+
+    def forward(self, input):
+        self.counter.calls += 1
+        return super().forward(input)
+
+
+class Counter:
+    calls = 0
+
+
+@pytest.mark.parametrize("options", [{"batch_dim": 0}, {}], ids=["stated", "not stated"])
+def test_a_statement_for_all_layers_needs_no_probe(options, tmp_path):
+    torch.manual_seed(0)
+    model = Counted(nn.Linear(5, 4), nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2)).double()
+    Counter.calls = 0
+    memory = one_step(tmp_path, model, lambda: model(torch.randn(3, 5, dtype=torch.float64)).sin().sum(), 3, **options)
+    assert (Counter.calls == 1) == ("batch_dim" in options)
+    assert not marked(memory)
+    assert all((memory.store.calls(name).visit == 0).all() for name in ("0", "2"))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from .constants import Constants
 from .entries import Entry, Shapes
 from .marks import Marks
 from .owners import MIXED, SELECTED, SHARED, Split
@@ -17,6 +18,7 @@ MOST_PROBES = 12
 """Probes in one recording."""
 
 NEVER_RUN = "the model could not be run apart to follow its rows"
+SAME_INPUT = "its input was the same in every batch, while that of other modules changed"
 OTHER_LENGTH = "the axis that batch_dim names has another length"
 
 
@@ -36,6 +38,7 @@ class Credit:
         """Whether a probe runs now, and whether it ran the model itself, not its shadow."""
         self._axes = {recorded.uses[0].info.name: recorded.kind.batch_dim for recorded in plan.modules}
         self._ways = Ways(self._axes)
+        self._constants = Constants()
         self._probed: dict[str, set[Shapes]] = {}
         self._wanted: set[str] = set()
         self._lengths: dict[tuple, int] = {}
@@ -46,6 +49,8 @@ class Credit:
 
     def see(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict, noted: int | None) -> None:
         """The user has called a module: probe it if it is not known how its rows lie."""
+        if entry.path and self._constants.see(entry.path, (*args, *kwargs.values())):
+            self._answers.clear()
         if noted == 1 or not self._wants(entry):
             return
         self._probed.setdefault(entry.path, set()).add(entry.inputs)
@@ -67,7 +72,7 @@ class Credit:
         return sum(map(len, self._probed.values()))
 
     def _wants(self, entry: Entry) -> bool:
-        if self.probes >= MOST_PROBES:
+        if self.probes >= MOST_PROBES or len(self.plan.stated) == len(self.plan.layers):
             return False
         before = self._probed.get(entry.path)
         return before is None or (self.alone and entry.path in self._wanted and entry.inputs not in before)
@@ -93,7 +98,7 @@ class Credit:
             size = self.size_of(slots)
             self._watch_length(slots, size)
             answer = self._answers[key] = self._find(slots, size)
-            if isinstance(answer, str) and answer not in (SHARED, MIXED, SELECTED) and entry is not None:
+            if isinstance(answer, str) and answer not in (SHARED, MIXED, SELECTED, SAME_INPUT) and entry is not None:
                 self._wanted.add(entry.path)
         return answer
 
@@ -122,6 +127,8 @@ class Credit:
         usual = Owners(size, Split(axis, True).stride(leading, size) or 1) if fits else None
         if slots.layer.name in self.plan.stated:
             return usual or OTHER_LENGTH
+        if slots.entry is not None and slots.entry.path in self._constants:
+            return SAME_INPUT
         if size == 1:
             return Owners(1, 1)
         cases = list(self._cases(slots, size))

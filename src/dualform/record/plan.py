@@ -176,11 +176,11 @@ def make_plan(
 
 def _stated(modules: Iterable[Recorded], batch_dim: int | Mapping[str, int] | None) -> frozenset[str]:
     """The layers of which the user has said which axis counts the examples."""
-    uses = [(recorded.kind, use.layer) for recorded in modules for use in recorded.uses]
-    if isinstance(batch_dim, int):
-        return frozenset(layer.name for kind, layer in uses if kind.batch_dim is None)
+    layers = [use.layer for recorded in modules for use in recorded.uses]
+    if isinstance(batch_dim, int):  # of those that know their axis, too: it was said that nothing is unusual
+        return frozenset(layer.name for layer in layers)
     named = batch_dim or {}
-    return frozenset(layer.name for _, layer in uses if any(module.path in named for module in layer.modules))
+    return frozenset(layer.name for layer in layers if any(module.path in named for module in layer.modules))
 
 
 def _modules(

@@ -111,8 +111,7 @@ class Probe:
         answers = [answer for answer in answers if answer.rows]
         if not answers:
             return self._by_rolling(args, kwargs, noted)
-        for scrambled in self._scrambles(args, kwargs):
-            other = self._trial(*scrambled)
+        for other, _ in self._scrambles(args, kwargs):
             answers = [_confirmed(answer, self._rows(other, answer.along, answer.examples)) for answer in answers]
         return [self._with_keys(answer, first, args, kwargs) for answer in answers]
 
@@ -178,7 +177,7 @@ class Probe:
             if examples < 2:
                 continue
             answer = Answer(along, examples, self._follow(args, kwargs, along, examples))
-            for scrambled in self._scrambles(args, kwargs):
+            for _, scrambled in self._scrambles(args, kwargs):
                 answer = _confirmed(answer, self._follow(*scrambled, along, examples))
             if any(lie.rows != SHARED for lie in answer.rows.values()):  # else all examples are the same
                 answers.append(answer)
@@ -200,15 +199,15 @@ class Probe:
         seen = trial.rows([torch.ones_like(out) for out in trial.outputs]) if trial.outputs else {}
         return {place: [key, error] for place, (key, error) in seen.items() if error is not None}
 
-    def _scrambles(self, args: tuple, kwargs: dict) -> Iterator[tuple[tuple, dict]]:
-        """Scrambled arguments on which the shadow runs; some have to fit together, and do not when scrambled."""
+    def _scrambles(self, args: tuple, kwargs: dict) -> Iterator[tuple[Trial, tuple[tuple, dict]]]:
+        """Runs on scrambled arguments; some have to fit together, and do not when scrambled."""
         for _ in range(SCRAMBLED):
             scrambled = self._scrambled(args, kwargs)
             try:
-                self._trial(*scrambled)
+                trial = self._trial(*scrambled)
             except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError):
                 continue
-            yield scrambled
+            yield trial, scrambled
 
     def _scrambled(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """All entries of each tensor in another order."""
