@@ -37,14 +37,18 @@ class Session:
         """The step at which the memory stands, once there is one."""
         return self._step if self._tape is None else self._tape.step
 
-    def begin(self, model: nn.Module, optimizers: Sequence[optim.Optimizer], saved: int | None) -> None:
+    def begin(
+        self, model: nn.Module, optimizers: Sequence[optim.Optimizer], saved: int | None, last: int | None = None
+    ) -> None:  # fmt: skip
         """Record from here on: from the memory's step that a checkpoint ``saved``, or from where this session stopped.
 
         A trainer that is called again goes on with the same model and the same optimisers, and so does the memory.
+        ``last`` is the step that training is to end with, where that is known.
         """
         self.end()  # a trainer may begin again without having come to an end
         options = {**self._options, "resume": self._resume([model, *optimizers], saved)}
         tape = record(model, optimizers, self.path, **options)
+        tape.steps_ahead = None if last is None else max(0, last - tape.step)
         tape.__enter__()
         self._tape, self._trained = tape, [weakref.ref(each) for each in (model, *optimizers)]
 

@@ -27,6 +27,7 @@ from .passes import Passes
 from .plan import Plan
 from .samples import Samples
 from .shelf import Shelf
+from .sizes import Sizes
 
 LOOKED_AT = 1 << 12
 """Gradients of up to so many entries are searched for NaN at every step; of larger ones the watched entries."""
@@ -39,7 +40,10 @@ FINE = torch.finfo(torch.float64).eps
 class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
-    def __init__(self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf) -> None:
+    def __init__(
+        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf, sizes: Sizes
+    ) -> None:  # fmt: skip
+        self.sizes = sizes
         self.plan, self.notes, self.book = plan, notes, passes.book
         self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
@@ -174,4 +178,5 @@ class Steps:
             each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
             self.outside.after_step(each.follower.name, rule, state)
             each.follower.passes = []
+        self.sizes.take(self.marks.step, staged)
         self.shelf.add(self.marks.step, staged, whole=self._whole())

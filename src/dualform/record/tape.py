@@ -32,6 +32,7 @@ from .rest import Rest
 from .resume import resume_at
 from .samples import Samples
 from .shelf import Shelf
+from .sizes import Sizes
 from .stations import Stations
 from .steps import Steps
 from .unwrap import plain_optimizers
@@ -97,6 +98,8 @@ class Tape:
         self._marks = Marks((), options.resume or 0)
         self._handles: list[Any] = []
         self._running = False
+        self.steps_ahead: int | None = None
+        """How many steps are to be recorded, where a trainer knows: then the size of the whole memory is told."""
 
     @property
     def step(self) -> int:
@@ -143,7 +146,8 @@ class Tape:
             self._shelf = Shelf(
                 plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside
             )
-            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf)
+            self.sizes = Sizes(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
+            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
@@ -184,14 +188,21 @@ class Tape:
         return begin(folder, plan, self.optimizers, about, ranks)
 
     def _say(self) -> None:
-        if self.options.progress and self._ranks.first:
+        if self._speaks:
             names, dtype = [layer.name for layer in self.plan.layers], self.options.dtype
-            Console(stderr=True, highlight=False).print(
-                f"dualform: recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
-                f"{self.path}; a visit takes {self.plan.bytes_a_row(dtype):,} bytes in {dtype} for each row (token) "
-                "that it sends through them.",
-                soft_wrap=True,
+            self._tell(
+                f"recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
+                f"{self.path}; slots take {self.plan.bytes_a_row(dtype):,} bytes in {dtype} for each row (token) that "
+                "goes once through all of them."
             )
+
+    @property
+    def _speaks(self) -> bool:
+        return self.options.progress and self._ranks.first
+
+    @staticmethod
+    def _tell(text: str) -> None:
+        Console(stderr=True, highlight=False).print(f"dualform: {text}", soft_wrap=True)
 
     def _unhook(self) -> None:
         self._running = self._passes.open = False
