@@ -82,11 +82,13 @@ class Sizes:
 
     def _grown(self, step: int) -> str:
         assert self.estimate is not None
-        manifest, shelf = self.shelf.writer.manifest, self.shelf
-        written = sum(entry.bytes for entry in manifest.files.values())
-        size = manifest.init.bytes + written + shelf.passes.bytes + shelf.pending.kept
-        more = 1000 * self.estimate.a_step
-        return f"the memory has {in_bytes(size)} after {step:,} steps; 1,000 steps take about {in_bytes(more)}."
+        size, shards = self.estimate, self.shelf.writer.manifest.shards
+        files = [entry for shard in shards for name, entry in shard.files.items() if name.startswith("shards/")]
+        slots = sum(entry.bytes for entry in files) + self.shelf.passes.bytes
+        longer = slots / (size.slots * (step - self._first + 2))  # than the first step was, in the mean
+        now = size.fixed + longer * (size.total(step - self._first + 1) - size.fixed)
+        more = in_bytes(1000 * longer * size.a_step)
+        return f"the memory takes about {in_bytes(now)} after {step:,} steps, and {more} for every 1,000 steps."
 
     def _estimate(self, step: int, moved: Sequence[Moved]) -> SizeEstimate:
         used = {id(slots): slots for each in moved for added in each.passes for slots in added.slots}
