@@ -14,6 +14,7 @@ from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, ParameterStep, Pending, Writer, all_finite
 
 from .audit import Found, audit
+from .frozen import Frozen
 from .gradients import Follower
 from .marks import Marks
 from .meeting import Meeting, Said, glance
@@ -46,10 +47,11 @@ class Shelf:
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int, outside: Outside,
+        writer: Writer, visits: int, outside: Outside, frozen: Frozen,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
         self.marks, self.proof, self.writer, self.outside = marks, proof, writer, outside
+        self.frozen = frozen
         self.ranks, self.visit = passes.ranks, visits
         self._meet_at, self._full = marks.step + 1, False
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
@@ -79,7 +81,7 @@ class Shelf:
             self._steps.append((step, moved))
         self.pending.last = step
         if self.rest.due(step) and not self.plan.ledger_only:
-            self.pending.keep(self.rest.changed(step))
+            self.pending.keep(self.frozen.see_changed(self.rest.changed(step), step))
         if not self.ranks.alone:
             self._meet(step if whole else step - DIGEST_STEPS)
             return
@@ -107,6 +109,11 @@ class Shelf:
         self.pending.keep({f"{name}@{step}": t.detach().to("cpu", copy=True) for name, t in tensors.items()})
         if not self.pending.last:
             self.pending.first = self.pending.last = step
+
+    def keep_first(self, parameter: Tensor) -> None:
+        """An optimiser is about to step on a parameter without slots: keep its first value, if nobody has it yet."""
+        if first := self.frozen.first_value(parameter):
+            self.pending.keep(first)
 
     def hand_over(self, ledger: bool = False) -> None:
         """Give the complete steps to the writer; waits while the disk is behind. The ``ledger`` goes with them where
@@ -136,7 +143,7 @@ class Shelf:
             shard.replaces = True
             shard.keep(self.rest.all(shard.last))
         elif not (foreign and self.rest.due(shard.last)):
-            shard.keep(self.rest.changed(shard.last))
+            shard.keep(self.frozen.see_changed(self.rest.changed(shard.last), shard.last))
         if not foreign:
             shard.keep(self.stations.due(shard.last, self.passes.bytes))
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}

@@ -110,6 +110,7 @@ class Steps:
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     self.outside.look_at_parameter(parameter)
+                    self.shelf.keep_first(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []

@@ -19,6 +19,7 @@ from dualform.types import DType, Keep
 
 from .begin import begin_at, states_of
 from .book import Book, states_by_name
+from .frozen import Frozen
 from .gradients import Follower
 from .marks import Marks
 from .notes import Notes
@@ -144,7 +145,17 @@ class Tape:
             visits = store.manifest.visits
             outside = Outside(plan, self.optimizers, self._passes, self._marks)
             self._shelf = Shelf(
-                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside
+                plan,
+                self._passes,
+                self._notes,
+                rest,
+                stations,
+                self._marks,
+                proof,
+                writer,
+                visits,
+                outside,
+                Frozen(plan, store, step, self._marks),
             )
             self.sizes = Sizes(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
             steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes)
