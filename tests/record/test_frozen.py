@@ -1,6 +1,7 @@
 """Frozen weights are not copied into a memory: it keeps their fingerprints, and is whole given the model."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -101,7 +102,59 @@ def test_small_frozen_weights_are_kept(tmp_path):
     torch.testing.assert_close(memory.weights(progress=False)["0.weight"], model.get_parameter("0.weight").detach())
 
 
-def test_a_frozen_weight_that_joins_the_optimiser_is_kept_as_it_was_at_first(tmp_path):
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("optimiser", [optim.SGD, optim.AdamW])
+def test_what_joins_the_optimiser_later_is_recorded_from_then_on(optimiser, at, tmp_path):
+    bare, model = frozen_base(), frozen_base()
+    all_states = []
+    for net, path in ((bare, None), (model, tmp_path)):
+        optimizer = optimiser(net.get_submodule("7").parameters(), lr=1e-2)
+
+        def unfreeze(tape, net=net, optimizer=optimizer):
+            net[3].requires_grad_(True)
+            net[6].requires_grad_(True)
+            optimizer.add_param_group({"params": [*net[3].parameters(), *net[6].parameters()]})
+
+        all_states.append(loop(net, optimizer, path, {at: unfreeze}))
+    first, states = all_states
+    for a, b in zip(first, states, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    memory = dualform.open(tmp_path)
+    assert_clean(memory)
+    assert set(memory.layers) == {"3", "7"}
+    assert memory.check(model, full=True, progress=False).worst < 1e-11
+    assert memory.certificate.worst < 1e-11 and "3.weight" in memory.certificate
+    for step in (0, 4, 5, 8):
+        weights = memory.at(step).weights(model, progress=False)
+        for name, tensor in states[step].items():
+            torch.testing.assert_close(weights[name], tensor)
+    assert (
+        memory.visits.num_rows == 32 and memory.visits["label"].to_pylist() == torch.cat([y for _, y in DATA]).tolist()
+    )
+    hits = memory.attend(model, DATA[0][0][:1]).top(32, layer="3", score="abs")
+    assert {hit.step for hit in hits[0]} == set(range(at + 1, 9))
+
+
+def loop(model, optimizer, path, events):
+    """Train, and record where there is a path; what happens at step s happens between its note and its forward pass."""
+    states = [state_of(model)]
+    recording = (
+        nullcontext() if path is None else dualform.record(model, optimizer, path, dtype="float64", progress=False)
+    )
+    with recording as tape:
+        for step, (x, y) in enumerate(DATA):
+            if tape is not None:
+                tape.note(label=y)
+            events.get(step, lambda tape: None)(tape)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            states.append(state_of(model))
+    return states
+
+
+def test_a_frozen_weight_that_joins_with_others_and_cannot_be_recorded_is_kept_as_it_was_at_first(tmp_path):
+    """It is a part of the rest then: the layers to record were named."""
     model = frozen_base()
     optimizer = head(model)
 
@@ -109,7 +162,7 @@ def test_a_frozen_weight_that_joins_the_optimiser_is_kept_as_it_was_at_first(tmp
         model[3].requires_grad_(True)
         optimizer.add_param_group({"params": list(model[3].parameters())})
 
-    states = train(model, optimizer, tmp_path, events={4: unfreeze})
+    states = train(model, optimizer, tmp_path, events={4: unfreeze}, layers=["7"])
     assert not torch.equal(states[8]["3.weight"], states[0]["3.weight"])
     memory = dualform.open(tmp_path)
     for step in (0, 4, 5, 8):

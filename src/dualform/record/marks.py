@@ -24,6 +24,11 @@ class Marks:
         self._marks[kind, name] = Mark(kind, name, step, 1, message)
         warnings.warn(f"'{name}' at step {step}: {message}.", DualformWarning, stacklevel=2)
 
+    def take_over(self, other: "Marks") -> "Marks":
+        """Go on with the marks of another recording of the same memory; returns itself."""
+        self._marks = {**other._marks}
+        return self
+
     def all(self) -> tuple[Mark, ...]:
         """The marks so far."""
         return tuple(self._marks.values())

@@ -122,14 +122,14 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
             )
     for name, tensor in plan.rest.items():
         try:
-            same = _is_kept(store, name, step, tensor)
+            same = is_kept(store, name, step, tensor)
         except HorizonError:
             continue
         if not same:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
 
 
-def _is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
+def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
     """Whether a tensor of the rest is what the memory knows of it: the tensor, or its fingerprint."""
     if name in store.not_kept(step):
         return hexadecimal(tensor) == store.manifest.frozen[name]
