@@ -1,10 +1,13 @@
-"""Checksums of whole tensors after their last step: did anything else change a weight, or the optimiser's state?"""
+"""Weights and optimiser state as their last step left them: did anything else change one since?"""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import xxhash
 from torch import Tensor
+
+from dualform.memory import sample_of
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -14,7 +17,7 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 class WeightFingerprints:
-    """Checksums of parameters, and of the optimiser's state of them, as their last step left them.
+    """Checksums of whole parameters, and what was seen of the optimiser's state of them, after their last step.
 
     ``tensors`` are the parameters by name, ``states`` the optimiser's tensors of each as recording begins.
     """
@@ -35,8 +38,26 @@ class WeightFingerprints:
 
     def state_changed(self, name: str, state: Mapping[str, Tensor]) -> bool:
         """Whether the optimiser's state of a parameter differs from what its last step left."""
-        return name in self.tensors and _of_state(state) != self._states[name]
+        return name in self.tensors and not self._states[name].same(state)
 
 
-def _of_state(state: Mapping[str, Tensor]) -> dict[str, int]:
-    return {key: fingerprint(tensor) for key, tensor in state.items()}
+class StateSeen(NamedTuple):
+    """The tensors of a state, how often each was written to, and a few entries of all of them."""
+
+    versions: tuple[tuple[str, Tensor, int], ...]
+    sample: bytes
+
+    def same(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether a state is this one: no tensor was replaced or written to, or the entries say that nothing came of
+        it. Twice the size of the weights, a state is not read whole at every step.
+        """
+        versions = tuple((key, tensor, tensor._version) for key, tensor in state.items())
+        if len(versions) == len(self.versions) and all(
+            a[0] == b[0] and a[1] is b[1] and a[2] == b[2] for a, b in zip(versions, self.versions, strict=True)
+        ):
+            return True
+        return [key for key, _, _ in self.versions] == list(state) and sample_of(state.values()) == self.sample
+
+
+def _of_state(state: Mapping[str, Tensor]) -> StateSeen:
+    return StateSeen(tuple((key, t, t._version) for key, t in state.items()), sample_of(state.values()))
