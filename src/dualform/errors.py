@@ -23,6 +23,7 @@
     │   ├── FilterError             a filter that cannot be read, or that matches nothing
     │   ├── QueryError              inputs, targets or options that do not fit
     │   ├── ModelMismatch           a model that is not the one recorded
+    │   ├── FrozenWeights           frozen weights that only the model has
     │   └── HorizonError            a step that is not in the memory
     ├── SizeError                   sizes of a layer that do not fit together
     ├── UnknownLayer                a layer, or an option of one, that is not in the table
@@ -123,6 +124,10 @@ class QueryError(AskError):
 
 class ModelMismatch(AskError):
     """The model is not the one that was recorded."""
+
+
+class FrozenWeights(AskError):
+    """The memory holds a fingerprint of frozen weights, not the weights: only the model has them."""
 
 
 class HorizonError(AskError):

@@ -250,6 +250,35 @@ def test_averaged_weights_that_a_callback_puts_in_at_the_end_are_no_part_of_the_
     assert memory.certificate.worst < EXACT
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, about layers that are not trained at first
+def test_layers_that_are_unfrozen_later_are_recorded_from_then_on(tmp_path):
+    class Backbone(L.callbacks.BaseFinetuning):
+        """As Lightning's BackboneFinetuning does it: the first layer joins the optimiser in the second epoch."""
+
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.net[0])
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+
+    def trained(*callbacks: Any) -> Any:
+        model = module()
+        model.configure_optimizers = lambda: optim.SGD(
+            [p for p in model.parameters() if p.requires_grad], lr=0.2, momentum=0.9
+        )
+        trainer(Backbone(), *callbacks, max_epochs=3).fit(model, loader())
+        return model
+
+    bare, model = trained(), trained(recorder(tmp_path))
+    assert_same(bare, model)
+    memory = opened(tmp_path)
+    assert set(memory.layers) == {"net.0", "net.3"}
+    assert_clean(memory)
+    assert_rebuilt(memory, model, EXACT)
+    assert listed(tmp_path, "index") == model.visits()
+
+
 def test_several_optimisers_that_the_module_steps_itself_are_recorded(tmp_path):
     bare, model = (module(manual=True) for _ in range(2))
     trainer().fit(bare, loader())

@@ -20,6 +20,7 @@ from dualform.attend import (
     split,
 )
 from dualform.memory import Store, sampled, samples_at
+from dualform.record import hexadecimal
 from dualform.types import LayerInfo
 
 from .weights import one_parameter
@@ -41,13 +42,25 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
     found = [sampled(tensors[name]).of(tensors[name]) for name in names]
     if found != _samples(store, names, step):
         return False
-    rest = [p.name for p in store.manifest.parameters if p.kind == "rest"]
+    if foreign_frozen(store, step, model):
+        return False
+    missing = set(store.not_kept(step))
+    rest = [p.name for p in store.manifest.parameters if p.kind == "rest" and p.name not in missing]
     if not all(_same(tensors[name], store.snapshot(name, step)) for name in rest):
         return False
     if step == 0 or store.weights_kept_at(step):
         return all(_same(tensors[name], store.snapshot(name, step)) for name in names)
     beside = [other for other in (step - 1, step + 1) if other <= store.steps]
     return all(found != _samples(store, names, other) for other in beside)
+
+
+def foreign_frozen(store: Store, step: int, model: nn.Module) -> str | None:
+    """The first frozen parameter of a model that is not the recorded one, by its fingerprint; None if all are."""
+    parameters = dict(model.named_parameters())
+    for name in store.not_kept(step):
+        if hexadecimal(parameters[name]) != store.manifest.frozen[name]:
+            return name
+    return None
 
 
 def check_samples(store: Store, view: View, only: Sequence[str] | None = None) -> dict[str, Agreement]:

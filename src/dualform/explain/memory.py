@@ -19,7 +19,7 @@ from dualform.types import Mark
 
 from .along import Along
 from .certificate import Certificate
-from .checks import check_samples, is_network_of
+from .checks import check_samples, foreign_frozen, is_network_of
 from .filters import Filter, matching, named
 from .forward import run
 from .ledger import Ledger, make_ledger, some_of
@@ -137,7 +137,7 @@ class Memory:
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
         self.fits(model)
-        weights = self.weights(progress=progress)
+        weights = self.held_weights(progress=progress)
         with normal_mode(), torch.no_grad():
             return run(shadow_of(model, weights), inputs)
 
@@ -158,8 +158,21 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------- weights
 
-    def weights(self, *, progress: Progress = True) -> dict[str, Tensor]:
-        """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots."""
+    def weights(self, model: nn.Module | None = None, *, progress: Progress = True) -> dict[str, Tensor]:
+        """Every parameter and buffer of the network: rebuilt from the slots, the rest from its snapshots.
+
+        Large frozen weights are not in a memory: they are taken from the ``model``, if it has the recorded ones.
+        """
+        missing = self.store.not_kept(self.step)
+        if model is None:
+            for name in missing:
+                self.store.initial(name)  # says what is missing
+            return self.held_weights(progress=progress)
+        self.fits(model)
+        return self.held_weights(progress=progress) | {name: model.get_parameter(name).detach() for name in missing}
+
+    def held_weights(self, *, progress: Progress = True) -> dict[str, Tensor]:
+        """The weights that the memory holds itself: all but large frozen ones."""
         self._see_that_masks_count()
         self._see_that_all_is_held()
         return self.store.kept(("weights", self.view.key), lambda: network(self.store, self.view, progress))
@@ -176,9 +189,9 @@ class Memory:
         return self.store.snapshot(name, self.step).double()
 
     def load_into(self, model: nn.Module, *, progress: Progress = True) -> nn.Module:
-        """Copy the memory's weights into a model."""
+        """Copy the memory's weights into a model. Large frozen weights, which it does not hold, stay as they are."""
         self.fits(model)
-        weights = self.weights(progress=progress)
+        weights = self.held_weights(progress=progress)
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 if name in weights:
@@ -191,7 +204,7 @@ class Memory:
         if self.is_of(model):
             return None
         whole = self.view.visible is None and self.step > 0 and self.store.weights_kept_at(self.step)
-        return kept_network(self.store, self.step) if whole or not explained(self.store) else self.weights()
+        return kept_network(self.store, self.step) if whole or not explained(self.store) else self.held_weights()
 
     # ------------------------------------------------------------------------------------------- checks
 
@@ -250,6 +263,12 @@ class Memory:
         """See that a model has the parameters of the recorded one, and that the memory holds all of them."""
         self.has_parameters(model)
         self._see_that_all_is_held()
+        if name := foreign_frozen(self.store, self.step, model):
+            raise ModelMismatch(
+                f"the frozen weight '{name}' of this {type(model).__name__} is not the one that the memory at "
+                f"{self.path} was recorded with, of which it holds a fingerprint alone. Pass the model that was "
+                "trained."
+            )
 
     def has_parameters(self, model: nn.Module) -> None:
         """See that a model has the parameters of the recorded one."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dualform.attend import Split, View, explained_layers, split
 from dualform.memory import Store
+from dualform.types import ParameterInfo
 
 from .progress import Progress, bar
 
@@ -28,7 +29,7 @@ def split_by(store: Store, view: View, names: Sequence[str], progress: Progress,
 
 
 def network(store: Store, view: View, progress: Progress) -> dict[str, Tensor]:
-    """Every parameter and buffer: rebuilt from the slots, the rest from its snapshots.
+    """Every parameter and buffer that the memory holds: rebuilt from the slots, the rest from its snapshots.
 
     A mask goes the shortest way: through a ledger that was made before, or by what it hides, else by what it shows.
     """
@@ -40,8 +41,14 @@ def network(store: Store, view: View, progress: Progress) -> dict[str, Tensor]:
             store.kept[("exact", view.horizon)] = exact
     return {
         p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
-        for p in store.manifest.parameters
+        for p in _kept(store, view.horizon)
     }
+
+
+def _kept(store: Store, step: int) -> list[ParameterInfo]:
+    """All parameters and buffers but the frozen ones of which the memory holds fingerprints alone."""
+    missing = set(store.not_kept(step))
+    return [p for p in store.manifest.parameters if p.name not in missing]
 
 
 def through_ledger(store: Store, view: View) -> dict[str, Tensor] | None:
@@ -92,7 +99,7 @@ class Book:
 
 def kept_network(store: Store, step: int) -> dict[str, Tensor]:
     """Every parameter and buffer from its snapshot."""
-    return {p.name: store.snapshot(p.name, step) for p in store.manifest.parameters}
+    return {p.name: store.snapshot(p.name, step) for p in _kept(store, step)}
 
 
 def one_parameter(store: Store, view: View, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from .kept import Kept
 from .layout import INDEX, bytes_a_row, columns_of, gradient_from, matrix_of, of_columns, parts_of, piece_of, places
 from .ledgers import LedgerEntry, LedgerState
 from .manifest import Manifest, Shard, read_manifest
+from .out import PAGE
 from .parts import cut, load_manifest, part_of
 from .samples import sample_of, sampled, samples_at
 from .schedule import Moves
@@ -23,6 +24,7 @@ __all__ = [
     "COMPUTED",
     "INDEX",
     "INIT",
+    "PAGE",
     "SIGN",
     "STORED",
     "Arena",

@@ -74,7 +74,7 @@ def gradient_from(
 
 def bytes_a_row(layer: LayerInfo, stored: torch.dtype) -> int:
     """What is kept of one row that goes through a layer: its key, and its error if errors are kept."""
-    if layer.keep not in ("slots", "keys"):
+    if layer.keep in ("ledger", "nothing"):
         return 0
     key = INDEX.itemsize if layer.indexed else layer.d_in * stored.itemsize
     return key + (layer.d_out * stored.itemsize if layer.keep == "slots" else 0)

@@ -6,7 +6,10 @@ A memory is a folder::
     init.safetensors             every parameter and buffer of the model as recording began (by its name) and what the
                                  optimiser kept of each recorded parameter: its buffer M ("<name>#buffer") and what all
                                  examples share ("<name>#exp_avg_sq");
-                                 first an empty tensor "#dualform-memory", by which it is known without a manifest
+                                 first an empty tensor "#dualform-memory", by which it is known without a manifest.
+                                 Large frozen parameters (no gradient, in no optimiser) are not here: "frozen" in the
+                                 manifest has a fingerprint of each, and the weights are taken from the model when the
+                                 memory is asked
     shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
                                  d_out); the keys of an embedding are the tokens' numbers
                                  (rows, 1) in int32; in float16 also "L.error_exponents" and, where needed,
@@ -20,7 +23,8 @@ A memory is a folder::
                                  of the parameter and of the optimiser's state of it after the step
     snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
                                  parameters at the end; and now and then parameters under a preconditioned rule with the
-                                 optimiser's state of them ("<name>#buffer@<step>")
+                                 optimiser's state of them ("<name>#buffer@<step>"). A frozen parameter that an
+                                 optimiser is given later is kept then as it was at first, "<name>@0"
     ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), what is left of the
                                  beginning first, and the same of the optimiser's buffer, "<name>#buffers"
     ranks/0001/                  what process 1 of several recorded, if there were several ("ranks" in the manifest):
@@ -96,6 +100,8 @@ class Manifest:
     """The column that ledgers are kept by."""
     ledgers: tuple[LedgerEntry, ...] = ()
     """The last two."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The fingerprints of frozen parameters that are not kept (xxh3-64 of their bytes, hexadecimal)."""
     rank: int = 0
     """Which of the processes that record together wrote this part."""
     ranks: int = 1
@@ -215,6 +221,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         snapshot_every=value["snapshot_every"],
         by=value["by"],
         ledgers=tuple(_ledger(v) for v in value["ledgers"]),
+        frozen=value.get("frozen", {}),
         rank=value.get("rank", 0),
         ranks=value.get("ranks", 1),
         demoted=tuple(value.get("demoted", ())),

@@ -33,8 +33,8 @@ class Snapshots:
 
     @property
     def steps(self) -> list[int]:
-        """The steps at which anything was kept."""
-        return sorted({step for kept in self._kept.values() for step in kept})
+        """The steps after which anything was kept."""
+        return sorted({step for kept in self._kept.values() for step in kept if step})
 
     def last(self, name: str, step: int) -> Tensor | None:
         """A tensor as it was last kept up to a step; None if that was when recording began."""

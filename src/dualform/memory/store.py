@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.errors import HorizonError, LayerNotFound, NoSteps, StoreError, UnsupportedOptimizer
+from dualform.errors import FrozenWeights, HorizonError, LayerNotFound, NoSteps, StoreError, UnsupportedOptimizer
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
@@ -327,7 +327,21 @@ class Store:
 
     def initial(self, name: str) -> Tensor:
         """A parameter or buffer as recording began."""
-        return self._tensors("init.safetensors")[name]
+        first = self._tensors("init.safetensors").get(name)
+        if first is None and name in self.manifest.frozen:  # kept when an optimiser was given it
+            first = self.kept_at(name, 0)
+            if first is None:
+                raise FrozenWeights(
+                    f"the memory at {self.path} holds a fingerprint of the frozen weight '{name}', not the weight "
+                    "itself. Pass the model that has it: memory.predict(model, inputs), memory.weights(model), "
+                    "memory.load_into(model)."
+                )
+        assert first is not None, name
+        return first
+
+    def not_kept(self, step: int) -> list[str]:
+        """The frozen parameters of which the memory holds fingerprints alone up to a step."""
+        return [name for name in self.manifest.frozen if self._snapshots.last(name, step) is None]
 
     def initial_states(self, name: str) -> dict[str, Tensor]:
         """All that the optimiser kept of a parameter as recording began."""

@@ -1,6 +1,6 @@
 """A new memory: the state that training begins from, and a manifest without steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from dualform.errors import MemoryExists, WriteError
 from dualform.memory import INIT, SIGN, FileEntry, Manifest, load_manifest, remove_memory, write_tensors
 from dualform.rules import Rule
 
+from .frozen import fingerprints_of_frozen
 from .options import Options
 from .plan import Plan
 from .ranks import Ranks
@@ -31,13 +32,14 @@ def begin_at(
         plan.parameters,
         snapshot_every=options.snapshot_every or auto_interval(plan.rest),
         by=options.by,
+        frozen=fingerprints_of_frozen(plan),
         rank=ranks.rank,
         ranks=ranks.world,
         versions={"dualform": version("dualform"), "torch": torch.__version__},
     )
     with ranks.together():
         if ranks.first:
-            init = _first_file(folder, plan, optimizers, options.overwrite)
+            init = _first_file(folder, plan, optimizers, options.overwrite, manifest.frozen)
             manifest = replace(manifest, init=init)
             manifest.save(folder)
     with ranks.together():
@@ -52,7 +54,7 @@ def begin_at(
 
 
 def _first_file(
-    path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], overwrite: bool
+    path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], overwrite: bool, frozen: Container[str]
 ) -> FileEntry:  # fmt: skip
     if (path / "manifest.json").exists() and not overwrite:
         steps = load_manifest(path).steps
@@ -62,7 +64,7 @@ def _first_file(
         )
     remove_memory(path)
     tensors = {SIGN: [torch.empty(0)]}
-    tensors |= {name: [written_from(tensor)] for name, tensor in plan.tensors.items()}
+    tensors |= {name: [written_from(tensor)] for name, tensor in plan.tensors.items() if name not in frozen}
     for name, states in states_of(plan, optimizers).items():
         tensors |= {f"{name}#{key}": [tensor.detach().cpu()] for key, tensor in states.items()}
     return write_tensors(path / INIT, tensors)

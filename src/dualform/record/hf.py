@@ -96,7 +96,7 @@ class RecordCallback(TrainerCallback):
         for how in (how for how, used in shared.items() if used):
             refuse_shared(how)
         saved = _kept(state).get(KEY, {}).get("step")
-        self.session.begin(kwargs["model"], [unwrapped(kwargs["optimizer"])], saved)
+        self.session.begin(kwargs["model"], [unwrapped(kwargs["optimizer"])], saved, state.max_steps)
 
     @contextmanager
     def _around(self, trainer: Trainer) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Recording with Lightning: ``Trainer(callbacks=[RecordCallback("runs/images", columns=…)])``."""
 
+import math
 import os
 import sys
 from contextlib import ExitStack
@@ -61,7 +62,7 @@ class RecordCallback(Callback):
         how = type(trainer.strategy).__name__
         if trainer.world_size > 1 and how != "DDPStrategy":
             refuse_shared(how)
-        self.session.begin(pl_module, trainer.optimizers, self._saved)
+        self.session.begin(pl_module, trainer.optimizers, self._saved, _last_step(trainer))
         if not pl_module.automatic_optimization:  # then a batch may take several steps
             for optimizer in trainer.optimizers:
                 handle = optimizer.register_step_post_hook(lambda *_: self.session.note_again())
@@ -86,3 +87,9 @@ class RecordCallback(Callback):
     def _save_checkpoint(self, save: Any, *args: Any, **kwargs: Any) -> Any:
         self.session.flush()
         return save(*args, **kwargs)
+
+
+def _last_step(trainer: Trainer) -> int | None:
+    """The step that training is to end with; None where nobody knows."""
+    steps = trainer.estimated_stepping_batches
+    return int(steps) if math.isfinite(steps) and steps > 0 else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from dualform.errors import HorizonError, ResumeError
 from dualform.memory import (
@@ -23,6 +23,7 @@ from dualform.memory import (
 )
 
 from .begin import states_of, written_from
+from .frozen import hexadecimal
 from .options import Options
 from .plan import Plan
 from .ranks import Ranks
@@ -131,11 +132,18 @@ def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim
         if broken_off and not isinstance(tensor, nn.Parameter):
             continue  # running statistics may have seen a part of the step that was interrupted
         try:
-            kept_tensor = store.snapshot(name, step)
+            same = is_kept(store, name, step, tensor)
         except HorizonError:
             continue
-        if not same_bits(tensor, kept_tensor):
+        if not same:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
+
+
+def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
+    """Whether a tensor of the rest is what the memory knows of it: the tensor, or its fingerprint."""
+    if name in store.not_kept(step):
+        return hexadecimal(tensor) == store.manifest.frozen[name]
+    return same_bits(tensor, store.snapshot(name, step))
 
 
 def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
@@ -143,7 +151,7 @@ def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
     changed = {
         f"{name}@{step}": [written_from(tensor)]
         for name, tensor in plan.rest.items()
-        if not same_bits(tensor, store.last_kept(name, step))
+        if name not in store.not_kept(step) and not same_bits(tensor, store.last_kept(name, step))
     }
     if not changed:
         return []

@@ -2,9 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,10 @@ from torch import nn, optim
 
 from dualform.errors import MemoryExists, NoteError, RecordError
 
+from .around import around
 from .tape import Tape, record
+
+__all__ = ["Columns", "Session", "around", "refuse_shared"]
 
 Columns = str | Iterable[str] | Callable[[Any], Mapping[str, Any]]
 """Names of columns, or what makes them of a batch."""
@@ -37,14 +38,18 @@ class Session:
         """The step at which the memory stands, once there is one."""
         return self._step if self._tape is None else self._tape.step
 
-    def begin(self, model: nn.Module, optimizers: Sequence[optim.Optimizer], saved: int | None) -> None:
+    def begin(
+        self, model: nn.Module, optimizers: Sequence[optim.Optimizer], saved: int | None, last: int | None = None
+    ) -> None:  # fmt: skip
         """Record from here on: from the memory's step that a checkpoint ``saved``, or from where this session stopped.
 
         A trainer that is called again goes on with the same model and the same optimisers, and so does the memory.
+        ``last`` is the step that training is to end with, where that is known.
         """
         self.end()  # a trainer may begin again without having come to an end
         options = {**self._options, "resume": self._resume([model, *optimizers], saved)}
         tape = record(model, optimizers, self.path, **options)
+        tape.steps_ahead = None if last is None else max(0, last - tape.step)
         tape.__enter__()
         self._tape, self._trained = tape, [weakref.ref(each) for each in (model, *optimizers)]
         tape.interrupts.guard(self.end)
@@ -106,25 +111,6 @@ def refuse_shared(how: str) -> None:
         f"training runs with {how}, so no process has the whole model and its own part of the batch. Record training "
         "on one device, or data-parallel training with a process for each (torchrun, DistributedDataParallel)."
     )
-
-
-@contextmanager
-def around(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside the ``with`` a method of one object is ``function``, whose first argument is the method itself."""
-    method, own = getattr(owner, name), vars(owner).get(name)
-
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(method, *args, **kwargs)
-
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
 
 
 def _what_is_there(batch: Any, at_hand: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from dualform.errors import NonFiniteGradient, RecordError
 from dualform.memory import Arena, Call, Pending, Writer, all_finite
 
 from .audit import NO_PRODUCT, Found, audit, not_products, probed
+from .frozen import Frozen
 from .gradients import Follower, Probed
 from .interrupts import Interrupts
 from .marks import Marks
@@ -67,10 +68,10 @@ class Shelf:
 
     def __init__(
         self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int, outside: Outside, interrupts: Interrupts,
+        writer: Writer, visits: int, outside: Outside, frozen: Frozen, interrupts: Interrupts,
     ) -> None:  # fmt: skip
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.marks, self.proof, self.writer, self.outside = marks, proof, writer, outside
+        self.marks, self.proof, self.writer, self.outside, self.frozen = marks, proof, writer, outside, frozen
         self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
         self.unfinished = Unfinished(plan.tensors)
         self._meet_at, self._full = marks.step + 1, False
@@ -117,7 +118,7 @@ class Shelf:
                     slots.batch.done = True
         self.rest.stand()
         if self.rest.due(step) and not self.plan.ledger_only:
-            self.pending.keep(self.rest.changed(step))
+            self.pending.keep(self.frozen.see_changed(self.rest.changed(step), step))
         if not self.ranks.alone:
             self._meet(step if whole else step - DIGEST_STEPS)
             return
@@ -146,6 +147,11 @@ class Shelf:
         if not self.pending.last:
             self.pending.first = self.pending.last = step
 
+    def keep_first(self, parameter: Tensor) -> None:
+        """An optimiser is about to step on a parameter without slots: keep its first value, if nobody has it yet."""
+        if first := self.frozen.first_value(parameter):
+            self.pending.keep(first)
+
     def hand_over(self, ledger: bool = False) -> None:
         """Give the complete steps to the writer; waits while the disk is behind. The ``ledger`` goes with them where
         the user wants to be able to come back.
@@ -173,14 +179,13 @@ class Shelf:
         }
         if ledger and self.plan.in_ledger:
             shard.ledger = self.passes.book.state()
-        foreign = self.outside.foreign().union(
-            unfinished
-        )  # what the model holds then is not the network of the last step
+        # what the model holds then is not the network of the last step
+        foreign = self.outside.foreign().union(unfinished)
         if self.plan.ledger_only:
             shard.replaces = True
             shard.keep(self.rest.all(shard.last, live))
         elif not (foreign and self.rest.due(shard.last)):  # then it was looked at before that step
-            shard.keep(self.rest.changed(shard.last, live))
+            shard.keep(self.frozen.see_changed(self.rest.changed(shard.last, live), shard.last))
         if not foreign:
             shard.keep(self.stations.due(shard.last, self.passes.bytes))
         if not unfinished:

@@ -34,6 +34,11 @@ class Stations:
         self._since = 0
         return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
+    def size(self) -> int:
+        """The bytes of a station by now."""
+        found = self._found(self.states()) if self.names and self.states is not None else {}
+        return sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+
     def _found(self, states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         found = {name: self.plan.tensors[name] for name in self.names}
         return found | {f"{name}#{key}": t for name in self.names for key, t in states.get(name, {}).items()}

@@ -31,6 +31,7 @@ from .plan import Plan
 from .rule_audit import RuleAudit
 from .samples import Samples
 from .shelf import Shelf
+from .sizes import Sizes
 
 FINE = torch.finfo(torch.float64).eps
 """Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
@@ -40,10 +41,10 @@ class Steps:
     """Watches the optimisers. A step counts when it is over."""
 
     def __init__(
-        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf,
+        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf, sizes: Sizes,
         interrupts: Interrupts,
     ) -> None:  # fmt: skip
-        self.plan, self.notes, self.book, self.interrupts = plan, notes, passes.book, interrupts
+        self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
         self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._passes = passes
@@ -108,6 +109,7 @@ class Steps:
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     self.outside.look_at_parameter(parameter)
+                    self.shelf.keep_first(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []
@@ -198,6 +200,7 @@ class Steps:
         for each in staged:
             each.follower.passes, each.follower.moved = [], True
         self.shelf.unfinished.end()
+        self.sizes.take(self.marks.step, staged)
         self.shelf.add(self.marks.step, staged, whole=self._whole())
 
 

@@ -3,8 +3,9 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifes
 from dualform.rules import Rule
 from dualform.types import DType, Ended, Keep
 
+from .around import around
 from .begin import begin_at, states_of
 from .book import Book, states_by_name
 from .credit import Credit
+from .frozen import Frozen
 from .gradients import Follower
 from .interrupts import Interrupts
+from .joining import NOT_RECORDED, are_as_at_first, joining
 from .marks import Marks
 from .notes import Notes
 from .options import Options
@@ -35,6 +39,7 @@ from .rest import Rest
 from .resume import demote_again, resume_at
 from .samples import Samples
 from .shelf import Shelf
+from .sizes import Sizes
 from .stations import Stations
 from .steps import Steps
 from .unwrap import plain_optimizers
@@ -87,14 +92,17 @@ def record(
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
-    plan = make_plan(model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
+    replan = partial(make_plan, model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
+    plan = replan()
     if by is not None and not plan.in_ledger:
         raise QueryError(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
     options = Options(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
-    return Tape(plan, optimizers, averaged, options)
+    tape = Tape(plan, optimizers, averaged, options)
+    tape.replan = replan
+    return tape
 
 
 class Tape:
@@ -107,6 +115,10 @@ class Tape:
         self._marks = Marks((), options.resume or 0, self.interrupts.say)
         self._handles: list[Any] = []
         self._running = False
+        self.steps_ahead: int | None = None
+        """How many steps are to be recorded, where a trainer knows: then the size of the whole memory is told."""
+        self.replan: Callable[[], Plan] | None = None
+        """Looks at the model and its optimisers again."""
 
     @property
     def step(self) -> int:
@@ -166,13 +178,17 @@ class Tape:
             visits = store.manifest.visits
             outside = Outside(plan, self.optimizers, self._passes, self._marks)
             self._shelf = Shelf(
-                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside, interrupts
-            )
-            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, interrupts)
+                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside,
+                Frozen(plan, store, step, self._marks), interrupts,
+            )  # fmt: skip
+            self.sizes = Sizes(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
+            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes, interrupts)
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
             self._handles += outside.hook()
+            for optimizer in self.optimizers:
+                undo.enter_context(around(optimizer, "add_param_group", self._add_param_group))
             self._say()
             interrupts.deliver(sys._getframe(1))  # while all of this can still be undone
             self._running = True
@@ -215,14 +231,57 @@ class Tape:
         return begin(folder, plan, self.optimizers, about, ranks)
 
     def _say(self) -> None:
-        if self.options.progress and self._ranks.first:
+        if self._speaks:
             names, dtype = [layer.name for layer in self.plan.layers], self.options.dtype
-            Console(stderr=True, highlight=False).print(
-                f"dualform: recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
-                f"{self.path}; a visit takes {self.plan.bytes_a_row(dtype):,} bytes in {dtype} for each row (token) "
-                "that it sends through them.",
-                soft_wrap=True,
+            self._tell(
+                f"recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
+                f"{self.path}; slots take {self.plan.bytes_a_row(dtype):,} bytes in {dtype} for each row (token) that "
+                "goes once through all of them."
             )
+
+    @property
+    def _speaks(self) -> bool:
+        return self.options.progress and self._ranks.first
+
+    @staticmethod
+    def _tell(text: str) -> None:
+        Console(stderr=True, highlight=False).print(f"dualform: {text}", soft_wrap=True)
+
+    def _add_param_group(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """An optimiser gets further parameters: record the layers that join with them."""
+        method(*args, **kwargs)
+        try:
+            grown = self.plan if self.replan is None else self.replan()
+        except DualformError:
+            return
+        if names := joining(self.plan, grown):
+            shelf, alone = self._shelf, self._ranks.alone and not self.plan.in_ledger
+            store = Store(self.path, shelf.writer.manifest, self.plan.known_rules) if alone else None
+            whole = store is not None and are_as_at_first(store, names, self.plan.tensors)
+            if whole and not self._passes.waiting and not shelf.outside.foreign():
+                self._grow(grown, names)
+            else:
+                for name in names:
+                    self._marks("joined", name, NOT_RECORDED, self.step + 1)
+
+    def _grow(self, grown: Plan, names: Sequence[str]) -> None:
+        """Go on with more layers, from what is on disk by now."""
+        step, notes, marks = self.step, self._notes, self._marks
+        for name in names:
+            self._shelf.keep_first(self.plan.tensors[name])
+        self._shelf.keep(step, {})
+        self._shelf.flush()
+        grown = demote_again(grown, self._shelf.writer.manifest)
+        manifest = replace(self._shelf.writer.manifest, layers=grown.layers, parameters=grown.parameters)
+        self._unhook()
+        self._handles = []
+        if step:
+            manifest.save(part_of(self.path, self._ranks.rank))
+        self._undo.close()
+        self.plan = grown
+        self.options = replace(self.options, resume=step or None, overwrite=not step)
+        self.__enter__()
+        self._notes.batch, self._marks = notes.batch, self._marks.take_over(marks)
 
     def _unhook(self) -> None:
         self._running = self._passes.open = False

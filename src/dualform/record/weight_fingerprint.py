@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
 
 class WeightFingerprints:
-    """Checksums of parameters, and of the optimiser's state of them, as their last step left them.
+    """Checksums of whole parameters, and what was seen of the optimiser's state of them, after their last step.
 
     ``tensors`` are the parameters by name, ``states`` the optimiser's tensors of each as recording begins.
     """

@@ -93,7 +93,7 @@ def trajectory(
     if isinstance(weights, Memory):
         weights.fits(model)
         at = [int(s) for s in stretch_edges(weights.step, steps)] if isinstance(steps, int) else list(steps)
-        moments = {step: partial(weights.at(step).weights, progress=False) for step in at}
+        moments = {step: partial(weights.at(step).weights, model, progress=False) for step in at}
     else:
         moments = {step: partial(dict, weights[step]) for step in sorted(weights)}
     if not moments:

@@ -250,7 +250,7 @@ class Explorer:
         memory = self.memory.at(step)
 
         def work(tell: Tell) -> Memory:
-            memory.weights(progress=tell)
+            memory.held_weights(progress=tell)
             return memory
 
         share = step / max(1, self.memory.step)

@@ -189,7 +189,7 @@ def masked_memory(
     elif masks.timed and not masks.groups and not single and {masks.after, masks.upto} <= set(edges_of(explorer)):
         book = ledger_of_time(explorer)
     else:
-        summing = _working(lambda tell: memory.weights(progress=tell))
+        summing = _working(lambda tell: memory.held_weights(progress=tell))
         book = desk.need(("exact", memory.step), "the weights as a sum", explorer.rebuilding, summing)
     if isinstance(book, Pending):
         return book
@@ -199,7 +199,7 @@ def masked_memory(
     seconds = explorer.rebuilding * (1.0 if shaped and share else min(share, 1 - share))
 
     def work(tell: Tell) -> Memory:
-        without.weights(progress=tell)
+        without.held_weights(progress=tell)
         return without
 
     key = ("without", by, masks, memory.step)

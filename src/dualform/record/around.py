@@ -1,0 +1,25 @@
+"""A function around a method of one object, for as long as a ``with`` lasts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+
+@contextmanager
+def around(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Inside the ``with`` a method of one object is ``function``, whose first argument is the method itself."""
+    method, own = getattr(owner, name), vars(owner).get(name)
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(method, *args, **kwargs)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
