@@ -319,7 +319,7 @@ def test_unknown_visits_of_a_shared_bias_are_a_group_of_their_own(tmp_path):
     optimizer = sgd(model)
     x, words = torch.randn(2, 5, dtype=torch.float64), torch.randn(7, 2, 4, dtype=torch.float64)
     with pytest.warns(DualformWarning, match="'b'"), dualform.record(
-        model, optimizer, tmp_path, dtype="float64", progress=False
+        model, optimizer, tmp_path, dtype="float64", progress=False, batch_dim={"b": 0}
     ) as tape:  # fmt: skip
         for _ in range(3):
             tape.note(label=torch.arange(2))
