@@ -41,6 +41,9 @@ COUNT = 1000
 SHOTS = 3
 """Interrupts that a run is to get."""
 
+PATIENCE = 120
+"""Seconds after which a run counts as hanging."""
+
 
 class Armed:
     """The user's own handler: an interrupt counts while a run is under way."""
@@ -138,6 +141,8 @@ def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
                     break
                 process.send_signal(signal.SIGINT)
                 sent += 1
+            if not select.select([process.stdout], [], [], PATIENCE)[0]:
+                process.kill()
             line = process.stdout.readline()
             if not line:
                 break

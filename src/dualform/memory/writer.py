@@ -66,9 +66,9 @@ class Pending:
 class Writer:
     """Writes shards in a thread of its own.
 
-    Who hands over waits for the memory of a shard before (``Pending.at_end``), so a loop that is faster than the disk
-    waits, and the queue holds little. What goes wrong in the thread is raised in the loop, at its next call here. A
-    shard may be handed over again by who does not know whether it was: it is written once.
+    Who hands over waits for room first, so that memory does not grow where a loop is faster than the disk. What goes
+    wrong in the thread is raised in the loop, at its next call here. A shard may be handed over again by who does not
+    know whether it was: it is written once.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -92,10 +92,14 @@ class Writer:
         """Whether a shard has been handed over."""
         return self._last is not None and shard.number <= self._last.number
 
-    def wait(self) -> None:
-        """Come back when everything handed over is on disk and listed in the manifest."""
+    def wait_for_room(self) -> None:
+        """Come back when the shard before is out of the way: on disk, or it never will be."""
         if self._last is not None:
             self._last.done.wait()
+
+    def wait(self) -> None:
+        """Come back when everything handed over is on disk and listed in the manifest."""
+        self.wait_for_room()
         self._raise()
 
     def certify(self, found: Mapping[str, Any]) -> None:

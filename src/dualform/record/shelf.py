@@ -202,7 +202,11 @@ class Shelf:
 
     def _send(self, shard: Pending) -> None:
         with self._waiting():
-            arena = self._arenas.get()  # waits while the disk is behind; who interrupts it may hand over again
+            self.writer.wait_for_room()  # nothing is taken while it waits: who interrupts it may hand over again
+        try:
+            arena = self._arenas.get(False)
+        except queue.Empty:  # an error lost it
+            arena = Arena()
         try:
             reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
             shard.at_end = partial(self._arenas.put, reused)
