@@ -61,7 +61,6 @@ def test_a_tape_is_used_inside_its_with_block(tmp_path):
     assert tape.step == 0
     assert_refused(tape)
     with tape:
-        tape.note(label=1)
         tape.flush()
     assert_refused(tape)
 

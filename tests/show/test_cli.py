@@ -88,12 +88,13 @@ def test_inspect_shows_marks(tmp_path):
     model = MLP(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="outside"), record(model, optimizer, tmp_path / "m", progress=False):
-        for _ in range(8):
+        for step in range(8):
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            with torch.no_grad():
-                model.get_parameter("fc1.weight").mul_(0.5)
+            if step < 7:
+                with torch.no_grad():
+                    model.get_parameter("fc1.weight").mul_(0.5)
     result = call("inspect", tmp_path / "m")
     assert "'fc1.weight' from step" in result.stdout
 

@@ -71,7 +71,7 @@ def test_query_tokens_are_known_at_every_step_however_large_the_backbone_is(tmp_
     model = VisualQueryTuning(ViT(8, 4, classes=3, width=256, heads=2, layers=2).double(), 3, tokens=1).double()
     assert sum(each.numel() for each in model.backbone.parameters()) > 10 * 2**17  # ten times what a step may cost
     memory = transfer(model, tmp_path / "memory", 4)
-    moments = [memory.at(step).weights()["queries"] for step in range(5)]
+    moments = [memory.at(step).held_weights()["queries"] for step in range(5)]
     assert all(not torch.equal(a, b) for a, b in pairwise(moments))
     assert torch.equal(moments[-1], model.queries.detach())
     kept = sum(file.stat().st_size for file in (tmp_path / "memory" / "snapshots").rglob("*") if file.is_file())

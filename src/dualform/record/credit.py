@@ -51,7 +51,7 @@ class Credit:
         """The user has called a module: probe it if it is not known how its rows lie."""
         if entry.path and self._constants.see(entry.path, (*args, *kwargs.values())):
             self._answers.clear()
-        if noted == 1 or not self._wants(entry):
+        if noted == 1 or not self._wants(entry) or not _may_hold(entry.inputs, noted):
             return
         self._probed.setdefault(entry.path, set()).add(entry.inputs)
         self.probing, self.reached_model = True, False
@@ -157,3 +157,8 @@ class Credit:
             if self._lengths.setdefault(key, length) != length:
                 self._varying.add((entry.path, *slots.place))
                 self._answers.clear()
+
+
+def _may_hold(inputs: Shapes, noted: int | None) -> bool:
+    """Whether so many examples can be in tensors of some shapes; an evaluation on another batch is not to be probed."""
+    return noted is None or any(noted in shape or (shape and shape[0] % noted == 0) for shape in inputs)

@@ -5,7 +5,7 @@ are watched.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,10 +30,15 @@ class Entry:
 
 
 class Entries:
-    """Watches the outermost calls. ``ended`` is told of each that recorded layers took part in, with its arguments."""
+    """Watches the outermost calls. ``began`` is told of each that a backward pass may follow, ``ended`` of each that
+    recorded layers took part in, with its arguments.
+    """
 
-    def __init__(self, model: nn.Module, ended: Any) -> None:
-        self._model, self._ended = model, ended
+    def __init__(
+        self, model: nn.Module, began: Callable[[], None], ended: Callable[..., None], interruptions: Callable[[], int]
+    ) -> None:  # fmt: skip
+        self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
+        self._interrupted = 0
         self.current: Entry | None = None
         self.last: Entry | None = None
         """The last one that is over."""
@@ -68,6 +73,10 @@ class Entries:
             for path in [path for path in self._handles if path not in self._called]:
                 self._unhook(path)
 
+    def break_off(self) -> None:
+        """No call is under way any more: an interrupt ends one without a word."""
+        self._depth, self.current = 0, None
+
     def _unhook(self, path: str) -> None:
         for handle in self._handles.pop(path):
             handle.remove()
@@ -89,11 +98,16 @@ class Entries:
     def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self._depth and (opaque(module) or self._is_again(path)):
             return
+        if self._depth and self._interrupted != self._interruptions():
+            self.break_off()
         self._depth += 1
         if self._depth == 1:
+            self._interrupted = self._interruptions()
             self.current = Entry(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
             if self.current is None:
                 self._without_gradients.add(path)
+            else:
+                self._began()
 
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not self._depth or (self._depth == 1 and self._is_again(path)):

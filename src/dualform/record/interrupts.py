@@ -36,6 +36,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.due = False
         """Whether anything waits to be delivered."""
+        self.interruptions = 0
+        """How often the user's loop was interrupted, or may have been."""
         self.stepping: optim.Optimizer | None = None
         """The optimiser whose step has begun, until the hook after it has run."""
         self.gave_up = False
@@ -72,7 +74,7 @@ class Interrupts:
         """Say what is to be said and call the handler of the interrupt, unless ``frame`` is still inside a section."""
         if self.inside(frame):
             return
-        self.due = False
+        self.due, self.interruptions = False, self.interruptions + 1
         try:
             self._say()
         finally:
@@ -103,6 +105,7 @@ class Interrupts:
     def arrive(self, before: Handler, number: int, frame: FrameType | None) -> None:
         """Call the handler ``before`` ours now, or later."""
         if not self.inside(frame):
+            self.interruptions += 1
             before(number, frame)
             return
         self._arrived += 1

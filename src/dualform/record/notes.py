@@ -1,7 +1,7 @@
 """The columns that the user notes for a batch, and the visits they become."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,10 @@ class Batch:
         self.follows = follows
         """The noted batch that these forward passes belong to, unless a note before their backward pass says else."""
         self.forwards = 0
+        self.called = False
+        """Whether the model was called, with gradients."""
+        self.interruptions = 0
+        """How often the user had interrupted the loop when it was noted."""
         self.forwards_first = 0
         """The forward passes before its first note."""
         self.arrived = False
@@ -60,9 +64,11 @@ class Notes:
     note comes, or its backward pass without one.
     """
 
-    def __init__(self, types: Mapping[str, str] | None, copies: int = 1) -> None:
+    def __init__(
+        self, types: Mapping[str, str] | None, copies: int = 1, interruptions: Callable[[], int] = lambda: 0
+    ) -> None:  # fmt: skip
         self.types: dict[str, str] | None = None if types is None else dict(types)
-        self.copies = copies
+        self.copies, self._interruptions = copies, interruptions
         self.batch = Batch()
 
     def note(self, columns: Mapping[str, Any], instead: bool = False) -> None:
@@ -83,7 +89,7 @@ class Notes:
         if not batch.columns:
             batch.forwards_first = batch.forwards
         batch.columns.update(values)
-        batch.size, batch.instead = size, instead
+        batch.size, batch.instead, batch.interruptions = size, instead, self._interruptions()
         self.batch = batch
 
     def _noted(self, columns: Mapping[str, Any]) -> Batch:
@@ -106,7 +112,8 @@ class Notes:
 
     def _require_forward(self, batch: Batch) -> None:
         """A note is lost if another one follows before any forward pass."""
-        if batch.columns and not (batch.forwards or batch.arrived or batch.instead):
+        used = batch.forwards or batch.called or batch.arrived or batch.instead
+        if batch.columns and not used and batch.interruptions == self._interruptions():
             raise NoteError(
                 f"the columns {sorted(batch.columns)} were noted for a batch that no recorded layer has seen: the next "
                 f"note, or the end, came before its forward pass. {WHEN}"
@@ -131,6 +138,10 @@ class Notes:
         before.calls.update(batch.calls)
         before.forwards += batch.forwards
         return before
+
+    def begin_call(self) -> None:
+        """The user calls a module, with gradients; whether a recorded layer learns from it is not known yet."""
+        self.batch.called = True
 
     def begin_forward(self) -> None:
         """The user's call of a module begins, and a backward pass may follow."""

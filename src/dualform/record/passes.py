@@ -70,7 +70,7 @@ class Passes:
     ) -> None:  # fmt: skip
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
         self.credit, self.interrupts = credit, interrupts
-        self.entries = Entries(plan.model, self._entered)
+        self.entries = Entries(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
         self.arena: Arena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -123,9 +123,10 @@ class Passes:
             stage.renew()
 
     def forget_unfinished(self) -> None:
-        """Let go of backward passes that an error broke off: outside of all of them, none is under way."""
-        if self._tasks and torch._C._current_graph_task_id() == -1:
+        """Let go of forward and backward passes that an error broke off: when a step begins, none is under way."""
+        if torch._C._current_graph_task_id() == -1:
             self._tasks = {}
+            self.entries.break_off()
 
     @property
     def waiting(self) -> bool:

@@ -151,7 +151,9 @@ class Probe:
         """
         before = trial.keys()
         open_places = [place for place in before if place not in answer.rows or answer.rows[place].rows == MIXED]
-        if not open_places:
+        axis = answer.along.axis
+        inputs = [t.shape for t in _tensors(args, kwargs)]
+        if not open_places or not any(axis < len(shape) and shape[axis] == answer.examples for shape in inputs):
             return answer
         after = self._trial(*_roll(args, kwargs, answer.examples, answer.along.axis)).keys()
         more = {}

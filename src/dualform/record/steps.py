@@ -22,7 +22,6 @@ from .demote import Demotion
 from .eager import eager
 from .gradients import Follower
 from .interrupts import Interrupts
-from .layers import Hook
 from .marks import Marks
 from .moved import Moved
 from .notes import Notes
@@ -60,12 +59,12 @@ class Steps:
         self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
-        """Put the hooks in place; returns their handles."""
+        """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
             before, after = (eager(self.interrupts.around(partial(hook, rule))) for hook in (self._before, self._after))
-            handles.append(optimizer.register_step_pre_hook(Hook(partial(_begin, before))))
-            handles.append(optimizer.register_step_post_hook(Hook(after)))
+            handles.append(optimizer.register_step_pre_hook(partial(_begin, before)))
+            handles.append(optimizer.register_step_post_hook(after))
         return handles
 
     def _whole(self) -> bool:

@@ -159,7 +159,8 @@ class Tape:
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step, interrupts.say)
-            self._notes = Notes(manifest.columns if manifest.shards else None, self.options.copies)
+            columns = manifest.columns if manifest.shards else None
+            self._notes = Notes(columns, self.options.copies, lambda: interrupts.interruptions)
             followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
             for follower in followers.values():
                 follower.moved = step > 0

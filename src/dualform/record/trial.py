@@ -35,6 +35,7 @@ class Trial:
         self._calls: list[tuple[str, Call, list[Tensor | None]]] = []
         for shadow, about in recorded:
             about.kind.attach(shadow, partial(self._see, about.uses[0].info.name))
+        self._leaves = [p for p in module.parameters() if p.requires_grad]
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         outputs = pytree.tree_leaves(_plain(module(*args, **kwargs)))
         self.outputs = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()]
@@ -53,7 +54,10 @@ class Trial:
             errors[:] = [None] * len(errors)
         weighted = [(out, weight) for out, weight in zip(self.outputs, weights, strict=True) if weight is not None]
         torch.autograd.backward(
-            [out for out, _ in weighted], [weight.to(out) for out, weight in weighted], retain_graph=True
+            [out for out, _ in weighted],
+            [weight.to(out) for out, weight in weighted],
+            retain_graph=True,
+            inputs=self._leaves,  # not what the user's code may reach past the shadow: gradients would be added there
         )
         seen: dict[Place, Seen] = {}
         numbers: Counter[str] = Counter()
