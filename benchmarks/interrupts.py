@@ -181,7 +181,7 @@ def main(count: int, seed: int, jobs: int) -> int:
             total[how] += tally.sent
             places.update(tally.hit if how == "line" else {})
     signals = total["line"] + total["instant"]
-    text = page(rows, places, wrong, signals, total["error"], seed, time.perf_counter() - begin)
+    text = page(rows, places, wrong, signals, total["error"], seed, jobs, time.perf_counter() - begin)
     if count >= COUNT:
         save("interrupts", text)
     else:
@@ -190,7 +190,14 @@ def main(count: int, seed: int, jobs: int) -> int:
 
 
 def page(
-    rows: list[str], places: Counter[str], wrong: list[str], signals: int, errors: int, seed: int, seconds: float
+    rows: list[str],
+    places: Counter[str],
+    wrong: list[str],
+    signals: int,
+    errors: int,
+    seed: int,
+    jobs: int,
+    seconds: float,
 ) -> str:
     table, where = "\n".join(rows), "\n".join(f"| {place} | {hits} |" for place, hits in sorted(places.items()))
     said = "".join(f"- {line}\n" for line in wrong[:20])
@@ -198,7 +205,7 @@ def page(
     return f"""{signals:,} interrupts (SIGINT) and {errors} errors in {runs}.
 Each run flushes after {EVERY} steps and looks steps through after three. {len(wrong)} problems.
 
-    python benchmarks/interrupts.py --seed {seed}    # {seconds:.0f} s
+    python benchmarks/interrupts.py --seed {seed} --jobs {jobs}    # {seconds:.0f} s
 
 | training | disturbed by | runs | times | lost steps | wrong weights | certificates that lie | other problems |
 |---|---|---|---|---|---|---|---|
