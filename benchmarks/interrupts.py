@@ -59,8 +59,8 @@ class Armed:
         self.late += 1
 
 
-def child(number: int, how: str, runs: int, seed: int) -> None:
-    """Run a case again and again, disturbed, and print what was found: one line a run."""
+def child(number: int, how: str, seed: int) -> None:
+    """Run a case, disturbed, as often as is asked for, and print what was found: one line a run."""
     case, luck, armed = CASES[number], random.Random(f"{number} {how} {seed}"), Armed()
     shelf.DIGEST_STEPS = 3
     expected = undisturbed(case)
@@ -69,7 +69,7 @@ def child(number: int, how: str, runs: int, seed: int) -> None:
     catch = (KeyboardInterrupt, DualformWarning) if how != "error" else (Injected, DualformWarning, DualformError)
     with tempfile.TemporaryDirectory(prefix="dualform-interrupts-") as folder:
         lines = count_lines(case, expected, Path(folder) / "first")
-        for turn in range(runs):
+        for turn, _ in enumerate(iter(sys.stdin.readline, "")):
             run = Run(case, expected, Path(folder) / str(turn), leaves=bool(turn % 2))
             places = sorted(lines) if how == "line" else ["digest", "hand-over", "flush", "close"]
             targets = {(place, luck.randint(1, lines[place])) for place in luck.choices(places, k=SHOTS)}
@@ -78,7 +78,9 @@ def child(number: int, how: str, runs: int, seed: int) -> None:
                 aim = Aim(targets, fail, spared="__exit__")
             print("go", flush=True)
             with warnings.catch_warnings(record=not case.strict) as caught:
+                begin = time.perf_counter()
                 one(run, aim, armed, catch, how)
+                seconds = time.perf_counter() - begin
             run.said += [f"DualformWarning: {warning.message}" for warning in caught or ()]
             wrong, short = judge(run), False
             if how == "error" and says_where_it_ends(run):
@@ -86,7 +88,8 @@ def child(number: int, how: str, runs: int, seed: int) -> None:
                 wrong = [line for line in wrong if not line.startswith(("lost", "other: it says"))]
             elif turn % 4 < 2 and run.checkpoint and not wrong and run.done >= run.checkpoint["step"]:
                 wrong = bring_to_the_end(run)
-            print(json.dumps({"hit": aim.hit, "late": armed.late, "wrong": wrong, "short": short}), flush=True)
+            report = {"hit": aim.hit, "late": armed.late, "wrong": wrong, "short": short, "seconds": seconds}
+            print(json.dumps(report), flush=True)
 
 
 def says_where_it_ends(run: Run) -> bool:
@@ -145,12 +148,14 @@ class Tally:
 def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
     """Let a process run a case until it was hit so often; in ``instant`` the signals come from here."""
     tally, luck, late, lasts = Tally(), random.Random(seed), 0, 0.3
-    runs = max(2, round(shots / (SHOTS * 0.6)))
-    command = [sys.executable, __file__, "--child", str(number), how, str(runs), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        while process.stdout.readline() == "go\n":
-            begin, sent = time.perf_counter(), 0
+    command = [sys.executable, __file__, "--child", str(number), how, str(seed)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        while tally.sent < shots:
+            print("again", file=process.stdin, flush=True)
+            process.stdout.readline()  # it goes
+            sent = 0
             while how == "instant" and sent < SHOTS:
                 if select.select([process.stdout], [], [], luck.uniform(0, 2 * lasts / SHOTS))[0]:
                     break
@@ -160,17 +165,17 @@ def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
                 process.kill()
             line = process.stdout.readline()
             if not line:
+                tally.wrong.append(f"other: the process failed: {process.stderr.read()[-1500:]}")
                 break
             report = json.loads(line)
-            lasts = 0.7 * lasts + 0.3 * min(1.0, time.perf_counter() - begin)
+            lasts = 0.7 * lasts + 0.3 * report["seconds"]
             tally.runs += 1
             tally.sent += (sent - report["late"] + late) if how == "instant" else sum(report["hit"].values())
             tally.hit.update(report["hit"])
             tally.wrong += report["wrong"]
             tally.short += report["short"]
             late = report["late"]
-        if process.wait(60) or tally.runs < runs:
-            tally.wrong.append(f"other: the process failed: {process.stderr.read()[-1500:]}")
+        process.stdin.close()
     return tally
 
 
@@ -187,7 +192,7 @@ def main(count: int, seed: int, jobs: int) -> int:
     begin, rows, places, wrong, total = time.perf_counter(), [], Counter[str](), [], Counter[str]()
     work = [(number, how) for how in WAYS for number in range(len(CASES))]
     with ThreadPoolExecutor(jobs) as pool:
-        shots = [round(count * WAYS[how][1] / len(CASES)) for _, how in work]
+        shots = [max(1, round(count * WAYS[how][1] / len(CASES))) for _, how in work]
         tallies = pool.map(disturb, *zip(*work, strict=True), shots, [seed] * len(work))
         for (number, how), tally in zip(work, tallies, strict=True):
             name, title = CASES[number].name, WAYS[how][0]
@@ -246,9 +251,9 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=COUNT, help=f"fewer than {COUNT} are printed only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trainings that run side by side")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.child is None:
         sys.exit(main(chosen.count, chosen.seed, chosen.jobs))
-    child(int(chosen.child[0]), chosen.child[1], int(chosen.child[2]), int(chosen.child[3]))
+    child(int(chosen.child[0]), chosen.child[1], int(chosen.child[2]))
