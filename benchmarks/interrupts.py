@@ -34,6 +34,7 @@ from interrupted_line import Aim, Injected, fail, interrupt
 from interrupted_run import BATCH, CASES, EVERY, STEPS, Case, Run, States, bring_to_the_end, judge, undisturbed
 from paper_run import machine, save
 
+import dualform
 from dualform.errors import DualformError, DualformWarning
 from dualform.record import shelf
 
@@ -58,8 +59,8 @@ class Armed:
         self.late += 1
 
 
-def child(number: int, how: str, runs: int, seed: int) -> None:
-    """Run a case again and again, disturbed, and print what was found: one line a run."""
+def child(number: int, how: str, seed: int) -> None:
+    """Run a case, disturbed, as often as is asked for, and print what was found: one line a run."""
     case, luck, armed = CASES[number], random.Random(f"{number} {how} {seed}"), Armed()
     shelf.DIGEST_STEPS = 3
     expected = undisturbed(case)
@@ -68,19 +69,34 @@ def child(number: int, how: str, runs: int, seed: int) -> None:
     catch = (KeyboardInterrupt, DualformWarning) if how != "error" else (Injected, DualformWarning, DualformError)
     with tempfile.TemporaryDirectory(prefix="dualform-interrupts-") as folder:
         lines = count_lines(case, expected, Path(folder) / "first")
-        for turn in range(runs):
+        for turn, _ in enumerate(iter(sys.stdin.readline, "")):
             run = Run(case, expected, Path(folder) / str(turn), leaves=bool(turn % 2))
             places = sorted(lines) if how == "line" else ["digest", "hand-over", "flush", "close"]
             targets = {(place, luck.randint(1, lines[place])) for place in luck.choices(places, k=SHOTS)}
-            aim = Aim(targets if how != "instant" else set(), interrupt if how == "line" else fail)
+            aim = Aim(targets, interrupt) if how == "line" else Aim(set(), fail)
+            if how == "error":  # at the first line of an __exit__ an error leaves everything as it is, whoever wrote it
+                aim = Aim(targets, fail, spared="__exit__")
             print("go", flush=True)
-            one(run, aim, armed, catch, how)
-            wrong = judge(run)
-            if how == "error":
-                wrong = [line for line in wrong if not (line.startswith(("lost", "other: it says")) and run.said)]
+            with warnings.catch_warnings(record=not case.strict) as caught:
+                begin = time.perf_counter()
+                one(run, aim, armed, catch, how)
+                seconds = time.perf_counter() - begin
+            run.said += [f"DualformWarning: {warning.message}" for warning in caught or ()]
+            wrong, short = judge(run), False
+            if how == "error" and says_where_it_ends(run):
+                short = any(line.startswith("lost") for line in wrong)
+                wrong = [line for line in wrong if not line.startswith(("lost", "other: it says"))]
             elif turn % 4 < 2 and run.checkpoint and not wrong and run.done >= run.checkpoint["step"]:
                 wrong = bring_to_the_end(run)
-            print(json.dumps({"hit": aim.hit, "late": armed.late, "wrong": wrong}), flush=True)
+            report = {"hit": aim.hit, "late": armed.late, "wrong": wrong, "short": short, "seconds": seconds}
+            print(json.dumps(report), flush=True)
+
+
+def says_where_it_ends(run: Run) -> bool:
+    """Whether the memory says that it was not closed, or the recorder said which steps are missing."""
+    if any("not written" in line or "The memory stands at step" in line for line in run.said):
+        return True
+    return run.left_by is not None and dualform.open(run.path).store.manifest.ended is None
 
 
 def one(run: Run, aim: Aim, armed: Armed, catch: tuple[type[BaseException], ...], how: str) -> None:
@@ -116,6 +132,8 @@ class Tally:
     sent: int = 0
     hit: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    short: int = 0
+    """Memories that lack complete steps after an error, and say so."""
 
     def of(self, *kinds: str) -> int:
         return sum(line.startswith(kinds) for line in self.wrong)
@@ -130,12 +148,14 @@ class Tally:
 def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
     """Let a process run a case until it was hit so often; in ``instant`` the signals come from here."""
     tally, luck, late, lasts = Tally(), random.Random(seed), 0, 0.3
-    runs = max(2, round(shots / (SHOTS * 0.6)))
-    command = [sys.executable, __file__, "--child", str(number), how, str(runs), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        while process.stdout.readline() == "go\n":
-            begin, sent = time.perf_counter(), 0
+    command = [sys.executable, __file__, "--child", str(number), how, str(seed)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        while tally.sent < shots:
+            print("again", file=process.stdin, flush=True)
+            process.stdout.readline()  # it goes
+            sent = 0
             while how == "instant" and sent < SHOTS:
                 if select.select([process.stdout], [], [], luck.uniform(0, 2 * lasts / SHOTS))[0]:
                     break
@@ -145,22 +165,23 @@ def disturb(number: int, how: str, shots: int, seed: int) -> Tally:
                 process.kill()
             line = process.stdout.readline()
             if not line:
+                tally.wrong.append(f"other: the process failed: {process.stderr.read()[-1500:]}")
                 break
             report = json.loads(line)
-            lasts = 0.7 * lasts + 0.3 * min(1.0, time.perf_counter() - begin)
+            lasts = 0.7 * lasts + 0.3 * report["seconds"]
             tally.runs += 1
             tally.sent += (sent - report["late"] + late) if how == "instant" else sum(report["hit"].values())
             tally.hit.update(report["hit"])
             tally.wrong += report["wrong"]
+            tally.short += report["short"]
             late = report["late"]
-        if process.wait(60) or tally.runs < runs:
-            tally.wrong.append(f"other: the process failed: {process.stderr.read()[-1500:]}")
+        process.stdin.close()
     return tally
 
 
 WAYS = {
     "line": ("SIGINT at a line", 0.6),
-    "instant": ("SIGINT at an instant", 0.45),
+    "instant": ("SIGINT at an instant", 0.5),
     "error": ("error at a line", 0.15),
 }
 """How trainings are disturbed: what the page calls it, and its share of the count."""
@@ -171,7 +192,7 @@ def main(count: int, seed: int, jobs: int) -> int:
     begin, rows, places, wrong, total = time.perf_counter(), [], Counter[str](), [], Counter[str]()
     work = [(number, how) for how in WAYS for number in range(len(CASES))]
     with ThreadPoolExecutor(jobs) as pool:
-        shots = [round(count * WAYS[how][1] / len(CASES)) for _, how in work]
+        shots = [max(1, round(count * WAYS[how][1] / len(CASES))) for _, how in work]
         tallies = pool.map(disturb, *zip(*work, strict=True), shots, [seed] * len(work))
         for (number, how), tally in zip(work, tallies, strict=True):
             name, title = CASES[number].name, WAYS[how][0]
@@ -179,9 +200,10 @@ def main(count: int, seed: int, jobs: int) -> int:
             print(rows[-1], *sorted(set(tally.wrong))[:5], sep="\n", flush=True)
             wrong += [f"{name}, {title}: {line}" for line in tally.wrong]
             total[how] += tally.sent
+            total["short"] += tally.short
             places.update(tally.hit if how == "line" else {})
     signals = total["line"] + total["instant"]
-    text = page(rows, places, wrong, signals, total["error"], seed, time.perf_counter() - begin)
+    text = page(rows, places, wrong, signals, total, seed, jobs, time.perf_counter() - begin)
     if count >= COUNT:
         save("interrupts", text)
     else:
@@ -190,24 +212,35 @@ def main(count: int, seed: int, jobs: int) -> int:
 
 
 def page(
-    rows: list[str], places: Counter[str], wrong: list[str], signals: int, errors: int, seed: int, seconds: float
+    rows: list[str],
+    places: Counter[str],
+    wrong: list[str],
+    signals: int,
+    total: Counter[str],
+    seed: int,
+    jobs: int,
+    seconds: float,
 ) -> str:
     table, where = "\n".join(rows), "\n".join(f"| {place} | {hits} |" for place, hits in sorted(places.items()))
     said = "".join(f"- {line}\n" for line in wrong[:20])
     runs = f"runs of {STEPS} steps of {BATCH}, up to {SHOTS} a run"
-    return f"""{signals:,} interrupts (SIGINT) and {errors} errors in {runs}.
+    return f"""{signals:,} interrupts (SIGINT) and {total["error"]} errors in {runs}.
 Each run flushes after {EVERY} steps and looks steps through after three. {len(wrong)} problems.
 
-    python benchmarks/interrupts.py --seed {seed}    # {seconds:.0f} s
+    python benchmarks/interrupts.py --seed {seed} --jobs {jobs}    # {seconds:.0f} s
 
 | training | disturbed by | runs | times | lost steps | wrong weights | certificates that lie | other problems |
 |---|---|---|---|---|---|---|---|
 {table}
 
-A step is lost if the optimiser had taken it and the memory does not hold it (after an error: without saying so).
-Weights are wrong if they are not those of a training that nobody recorded or disturbed, within the certificate. A
-certificate lies if it is not within 10 × of the full sum. Other problems are visits of other examples, hooks left on
-the model, a memory that does not say how it ended, a resume that fails. The lines of the interrupts were:
+A step is lost if the optimiser had taken it and the memory does not hold it. After an error that is counted if nothing
+says so; {total["short"]} memories end before the last step and say so, or the recorder did.
+Weights are wrong if they are further from those of a training that nobody recorded or disturbed than 1e-10 of their
+way (784-64-10, trained in float32: 2e-2) and than 10 × the full check. A certificate lies if it and the full sum differ
+by more than 10 × and 10 × the rounding floor. With Adam 784-64-10 is kept in float32, and the small networks have no
+bias before the normalisation: there certificates are off for other reasons than interrupts. Errors come in digest,
+hand-over, flush and close, but not at lines of `__exit__` itself. Other problems are visits of other examples, hooks
+left on the model, a memory that does not say how it ended, a resume that fails. The lines of the interrupts were:
 
 | inside | interrupts |
 |---|---|
@@ -221,9 +254,9 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=COUNT, help=f"fewer than {COUNT} are printed only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trainings that run side by side")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.child is None:
         sys.exit(main(chosen.count, chosen.seed, chosen.jobs))
-    child(int(chosen.child[0]), chosen.child[1], int(chosen.child[2]), int(chosen.child[3]))
+    child(int(chosen.child[0]), chosen.child[1], int(chosen.child[2]))
