@@ -4,7 +4,7 @@ Optimisers that step one after the other, without a backward pass in between, ta
 for the matrices, AdamW for all else).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,8 +62,8 @@ class Steps:
         """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            before, after = (eager(self.interrupts.around(partial(hook, rule))) for hook in (self._before, self._after))
-            handles.append(optimizer.register_step_pre_hook(partial(_begin, before)))
+            after = eager(self.interrupts.around(partial(self._after, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
             handles.append(optimizer.register_step_post_hook(after))
         return handles
 
@@ -72,6 +72,18 @@ class Steps:
         if len(self._together) == len(self.plan.rules):
             return True
         return self._passes.ranks.alone and not self._passes.waiting
+
+    def _begin(
+        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
+        return self._guarded(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
+
+    @eager
+    def _guarded(
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        return self.interrupts.around(self._before)(rule, compiled, optimizer, args, kwargs)
 
     def _before(
         self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
@@ -201,10 +213,3 @@ class Steps:
         self.shelf.unfinished.end()
         self.sizes.take(self.marks.step, staged)
         self.shelf.add(self.marks.step, staged, whole=self._whole())
-
-
-def _begin(
-    before: Callable[..., Any], optimizer: optim.Optimizer, args: tuple, kwargs: dict
-) -> tuple[tuple, dict] | None:  # fmt: skip
-    """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
-    return before(torch.compiler.is_compiling(), optimizer, args, kwargs)
