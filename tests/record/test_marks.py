@@ -323,7 +323,7 @@ def test_weights_clamped_by_a_hook_on_the_optimiser_are_marked_under_a_precondit
 
     def clamp(*_):
         with torch.no_grad():
-            model[0].weight[-1].clamp_(-1e-2, 1e-2)
+            model.get_parameter("0.weight")[-1].clamp_(-1e-2, 1e-2)
 
     optimizer.register_step_post_hook(clamp)
     with pytest.warns(DualformWarning, match="rule says"):
@@ -343,7 +343,7 @@ def test_a_neuron_that_begins_anew_is_marked_and_shows_in_the_certificate(rule, 
             optimizer.step()
             optimizer.zero_grad()
             if step == 9:
-                model[0].weight.data[7].normal_()
+                model.get_parameter("0.weight").data[7].normal_()
     certificate = dualform.open(tmp_path).certificate
     assert {(mark.kind, mark.name, mark.first_step) for mark in certificate.marks} == {("edited", "0.weight", 11)}
     assert certificate["0.weight"] > 0.1
