@@ -17,7 +17,6 @@ from dualform.rules import Rule
 from .begin import state_tensors
 from .marks import Marks
 from .moved import Moved
-from .plan import Plan
 
 EVERY = 64
 """After the first step, one parameter in so many steps."""
@@ -40,8 +39,8 @@ class Expected(NamedTuple):
 class RuleAudit:
     """Computes steps beside the optimiser."""
 
-    def __init__(self, plan: Plan, marks: Marks) -> None:
-        self.plan, self.marks = plan, marks
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
         self._expected: list[Expected] = []
         self._turn = 0
 

@@ -52,7 +52,7 @@ class Steps:
         self._backwards = 0
         """The backward passes by then."""
         self._demotion = Demotion(passes, shelf, marks)
-        self._rule_audit = RuleAudit(plan, marks)
+        self._rule_audit = RuleAudit(marks)
         self._staged: list[Moved] | None = None
         self._booked: list[Booked] = []
         self._rule: tuple[Rule | None, bool] = None, False
