@@ -154,6 +154,40 @@ def test_a_sequence_without_its_batch_axis_is_named(tmp_path):
     close(memory.attend(model, x[:1]).by("label", layer="out").total, model(x)[:1, -1].max(1).values)
 
 
+# ---------------------------------------------------------------- an axis that nobody named
+
+
+class Elsewhere(nn.Module):
+    """Takes examples along any axis of its input, and says nothing about which."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis, self.first, self.out = axis, nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.first(x).tanh().movedim(self.axis, 0).flatten(1, -2).mean(1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (5, 6, 7)])
+def test_examples_are_told_apart_along_the_axis_that_training_showed(axis, sizes, tmp_path):
+    """Also where all axes are of one length: each example is answered as by itself."""
+    torch.manual_seed(0)
+    model = Elsewhere(axis).double()
+    optimizer = sgd(model)
+    with dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False) as tape:
+        for _ in range(3):
+            x, label = torch.randn(*sizes, 4, dtype=torch.float64), torch.randint(3, (sizes[axis],))
+            tape.note(label=label)
+            F.cross_entropy(model(x), label).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory, x = dualform.open(tmp_path), torch.randn(*sizes, 4, dtype=torch.float64)
+    assert not memory.certificate.marks
+    alone = [memory.attend(model, one).by("label", layer="first").values for one in x.split(1, axis)]
+    close(memory.attend(model, x).by("label", layer="first").values, torch.cat(alone))
+
+
 # ---------------------------------------------------------------- experts without rows
 
 

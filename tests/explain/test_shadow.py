@@ -140,9 +140,11 @@ def question(memory: dualform.Memory, model: nn.Module, number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])
-def test_a_thousand_questions_from_four_threads_are_answered_as_one_by_one(kind, tmp_path):
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_questions_from_four_threads_are_answered_as_one_by_one(kind, count, tmp_path):
+    """To the bit, and the model's bits stay as they are."""
     model, memory = everything(tmp_path, kind)
-    before, numbers = bits(model), range(500)
+    before, numbers = bits(model), range(count)
     alone = [question(dualform.open(tmp_path) if n % 50 == 0 else memory, model, n) for n in numbers]
     answers: dict[int, Any] = {}
 
@@ -161,7 +163,7 @@ def test_a_thousand_questions_from_four_threads_are_answered_as_one_by_one(kind,
         thread.join()
     for number, expected in zip(numbers, alone, strict=True):
         assert isinstance(answers[number], Tensor), answers[number]
-        close(answers[number], expected, 1e-9)  # sums that are kept are added in another order
+        assert torch.equal(answers[number], expected), number
     assert_untouched(model, before)
 
 

@@ -128,8 +128,13 @@ def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: Desk | None) -> list[t
         Room(rows, torch.empty(rows.shape, dtype=torch.float16), np.zeros(len(rows), np.int16), scaled)
         for rows, scaled in rooms
     ]
-    finite = encode_into(made, desk)
-    return [(decoded(Encoded(r.values, torch.from_numpy(r.exponents))), f) for r, f in zip(made, finite, strict=True)]
+    copied = encode_into(made, desk)
+    for (rows, _), seen in zip(rooms, copied, strict=True):
+        assert not seen.finite or seen.square == pytest.approx(float(rows.double().square().sum()), rel=1e-5)
+    return [
+        (decoded(Encoded(r.values, torch.from_numpy(r.exponents))), seen.finite)
+        for r, seen in zip(made, copied, strict=True)
+    ]
 
 
 @given(

@@ -159,6 +159,7 @@ def test_any_part_of_the_training_step_may_be_compiled(compiled, optimiser, tmp_
     assert memory.certificate.worst < bar
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize(("compiled", "optimiser"), [(whole_step, "SGD"), (network, "AdamW")])
 def test_what_inductor_makes_of_a_recorded_step_differs_by_rounding_alone(compiled, optimiser, tmp_path):
@@ -174,7 +175,7 @@ def test_what_inductor_makes_of_a_recorded_step_differs_by_rounding_alone(compil
     assert memory.check(model, full=True, progress=False).worst < 1e-7
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_whole_step_of_adam_is_compiled_and_followed_as_it_rounds(backend, tmp_path):
     """As it is in use: the checks of types in these tests break the graph before a hook can see that there is one."""
     if backend == "inductor" and shutil.which("g++") is None:

@@ -79,7 +79,9 @@ def size_of(path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "adapted" else ()) for kind in NETWORKS]
+)
 def test_what_is_announced_is_what_it_takes(kind, tmp_path, monkeypatch, capsys):
     """With shards of a megabyte, so that there are many, and weights and optimiser state are kept between them."""
     for module in (stage, shelves):

@@ -46,7 +46,7 @@ class Along(Spotlight):
         for bias in module.biases:
             outputs = outputs + memory.parameter(bias)
         made = [_as_one_example(each, info.batch_dim) for each in (rows, directions, outputs)]
-        seen = Seen([made[0]], [made[1]], [made[2]], [_as_it_is])
+        seen = Seen([made[0]], [made[1]], [made[2]], [_as_it_is], info.batch_dim)
         super().__init__(memory, torch.nn.Identity(), rows, None, None)
         self.layer = layer
         self._found = Capture(None, f"⟨W, A⟩ of {layer}", 1, {module.name: seen})

@@ -1,15 +1,29 @@
-"""A batch axis that was forgotten: an example alone, where the model takes a batch of them."""
+"""Which axis counts the examples, and an axis that was forgotten: one example alone, where a model takes a batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError
 from dualform.memory import Store
+from dualform.types import LayerInfo
 
 from .examples import tensors_of
+
+
+def axis_of_examples(store: Store, info: LayerInfo, rows: Shaped[Tensor, "..."]) -> int:
+    """The axis of what a layer got that counts examples: as ``batch_dim`` said, or as it was found while recording."""
+    if info.batch_dim or rows.ndim < 3 or not store.slots(info.name):
+        return info.batch_dim
+    calls = store.calls(info.name)
+    several = (calls.visit >= 0) & (calls.batch > 1) & (calls.rows > calls.batch)
+    stride, first = calls.stride[several], (calls.rows // calls.batch)[several]
+    if not len(stride) or (stride == first).any():
+        return 0
+    return rows.ndim - 2 if (stride == 1).all() else 1  # the last one, as in (time, examples), or one between
 
 
 def require_batch_axis(store: Store, inputs: Any, seen: Mapping[str, Sequence[Tensor]]) -> None:

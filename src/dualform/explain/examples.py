@@ -8,7 +8,6 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.types import LayerInfo
 
 
 def first_axis(inputs: Any) -> int:
@@ -28,13 +27,15 @@ def tensors_of(inputs: Any) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
-def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[str, Sequence[Tensor]]) -> int:
-    """How many examples there are: along the axis that a layer was given (``batch_dim``), else the inputs' first."""
+def count_examples(inputs: Any, axes: Mapping[str, int], seen: Mapping[str, Sequence[Tensor]]) -> int:
+    """How many examples there are: along the axis that counts them in a layer where that is another one than the
+    first, else along the inputs' first.
+    """
     named = [
-        x.shape[layers[name].batch_dim]
+        x.shape[axis]
         for name, xs in seen.items()
         for x in xs
-        if x.numel() and name in layers and layers[name].batch_dim and x.ndim > layers[name].batch_dim + 1
+        if x.numel() and (axis := axes[name]) and x.ndim > axis + 1
     ]
     count = named[0] if named else first_axis(inputs)
     if not count:
@@ -42,15 +43,14 @@ def count_examples(inputs: Any, layers: Mapping[str, LayerInfo], seen: Mapping[s
     return count
 
 
-def rows_of(info: LayerInfo, tensors: Sequence[Tensor], examples: int) -> Shaped[Tensor, "n r d"]:
-    """Example by example, all rows of all calls; one row an example where the axis counts something else."""
+def rows_of(layer: str, tensors: Sequence[Tensor], axis: int, examples: int) -> Shaped[Tensor, "n r d"]:
+    """Example by example, all rows of all calls; one row an example where the ``axis`` counts something else."""
     if not tensors:
-        raise QueryError(f"layer '{info.name}' was not used in this forward pass, so there is nothing to ask it.")
+        raise QueryError(f"layer '{layer}' was not used in this forward pass, so there is nothing to ask it.")
     if not any(tensor.numel() for tensor in tensors):
         raise QueryError(
-            f"layer '{info.name}' got no row of these inputs (a gate sent none there), so there is nothing to ask it."
+            f"layer '{layer}' got no row of these inputs (a gate sent none there), so there is nothing to ask it."
         )
-    axis = info.batch_dim
     parts = []
     for t in tensors:
         if t.ndim <= axis + 1 or t.shape[axis] != examples:

@@ -14,7 +14,7 @@ from dualform.memory import Store, matrix_of, normal_mode, parts_of
 from dualform.record import Call, Kind, Point, kind_of, owns_forward
 from dualform.types import LayerInfo, ModuleInfo
 
-from .batch_axis import require_batch_axis
+from .batch_axis import axis_of_examples, require_batch_axis
 from .examples import count_examples
 from .inputs import arguments_of
 from .shadow import shadow_of
@@ -34,6 +34,8 @@ class Seen:
     directions: Sequence[Tensor]
     outputs: Sequence[Tensor]
     shapes: Sequence[Callable[[Tensor], Tensor]]
+    axis: int
+    """Which axis of them counts examples."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,16 @@ def capture(
         output = run(shadow, inputs)
         keys = _keys(watched)
         require_batch_axis(store, inputs, keys)
-        examples = count_examples(inputs, {name: info for name, (info, _) in layers.items()}, keys)
-        scalar, described = choose(output, target, examples, _axes(layers, keys))
+        axes = {
+            name: max(axis_of_examples(store, layers[name][0], rows) for rows in calls) if name in layers else 0
+            for name, calls in keys.items()
+        }
+        examples = count_examples(inputs, axes, keys)
+        scalar, described = choose(output, target, examples, _axes(layers, keys, axes))
         if scalar.requires_grad:
             _backward(model, shadow, scalar, target)
         tensors = {name: p.detach() for name, p in shadow.named_parameters()}
-        seen = {name: _seen(layers[name], tensors, watched, name) for name in layers}
+        seen = {name: _seen(layers[name], tensors, watched, name, axes.get(name, 0)) for name in layers}
     return Capture(_detached(output), described, examples, seen)
 
 
@@ -134,10 +140,10 @@ def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:
     return Watched(kind, [f"{path}.{each.name}" if each.name else path for each in kind.maps(module)])
 
 
-def _axes(layers: Layers, keys: Mapping[str, Sequence[Tensor]]) -> dict[torch.Size, int]:
+def _axes(layers: Layers, keys: Mapping[str, Sequence[Tensor]], axes: Mapping[str, int]) -> dict[torch.Size, int]:
     """Which axis counts the examples in outputs of some shapes."""
     return {
-        torch.Size((*key.shape[:-1], info.d_out)): info.batch_dim
+        torch.Size((*key.shape[:-1], info.d_out)): axes[name]
         for name, (info, _) in layers.items()
         for key in keys.get(name, ())
     }
@@ -154,8 +160,9 @@ def _keys(watched: Mapping[str, Watched]) -> dict[str, list[Tensor]]:
 
 
 def _seen(
-    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str
-) -> Seen:
+    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str,
+    axis: int,
+) -> Seen:  # fmt: skip
     info, use = layer
     mine = watched[use.path]
     number = mine.names.index(name)
@@ -172,7 +179,7 @@ def _seen(
                     torch.zeros_like(outputs[-1]) if nothing else found.error.reshape(outputs[-1].shape)  # type: ignore
                 )
                 shapes.append(call.shape)
-    return Seen(inputs, directions, outputs, shapes)
+    return Seen(inputs, directions, outputs, shapes, axis)
 
 
 def apply(

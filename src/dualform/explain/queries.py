@@ -53,8 +53,12 @@ class Asked:
             _finite(directions, f"the target's gradient at layer '{self.module.name}'")
         return Queries(rows.flatten(0, 1), directions.flatten(0, 1), rows.shape[1])
 
+    def _by_example(self, tensors: Sequence[Tensor]) -> Shaped[Tensor, "n r d"]:
+        axis = self.found.seen[self.module.name].axis
+        return rows_of(self.info.name, tensors, axis, self.found.examples)
+
     def _rows(self, tensors: Sequence[Tensor]) -> Shaped[Tensor, "n r d"]:
-        rows, position = rows_of(self.info, tensors, self.found.examples), self.position
+        rows, position = self._by_example(tensors), self.position
         if position is None:
             return rows
         if not -rows.shape[1] <= position < rows.shape[1]:

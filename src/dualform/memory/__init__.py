@@ -2,7 +2,7 @@
 
 from .arena import Arena
 from .calls import Block, Calls
-from .codec import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, encode_into
+from .codec import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, encode_into, square_of
 from .files import FileEntry, verify
 from .folder import INIT, SIGN, claim, refuse_foreign, remove_memory, remove_unlisted
 from .glimpse import Glimpse
@@ -69,6 +69,7 @@ __all__ = [
     "sample_of",
     "sampled",
     "samples_at",
+    "square_of",
     "verify",
     "write_tensors",
 ]

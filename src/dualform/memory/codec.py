@@ -37,16 +37,23 @@ class Room(NamedTuple):
     scaled: bool
 
 
+class Copied(NamedTuple):
+    """What was seen of rows on the way: whether all of them are finite, and about the sum of their squares."""
+
+    finite: bool
+    square: float
+
+
 def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[Encoded, bool]:
     """Rows in the stored precision, in memory of their own; also whether all of them are finite."""
     values, exponents = torch.empty(rows.shape, dtype=STORED[dtype]), np.zeros(len(rows), np.int16)
-    (finite,) = encode_into([Room(rows.detach(), values, exponents, scaled)])
+    ((finite, _),) = encode_into([Room(rows.detach(), values, exponents, scaled)])
     needed = exponents.any() or (scaled and dtype == "float16")
     return Encoded(values, torch.from_numpy(exponents) if needed else None), finite
 
 
-def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[bool]:
-    """Copy rows into the stored precision, and their powers of two where they get any; returns which are finite.
+def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[Copied]:
+    """Copy rows into the stored precision, and their powers of two where they get any.
 
     Backprop errors always get their power of two in float16, since late errors are tiny and would flush to zero; layer
     inputs only where they would overflow or lose digits. A power of two costs no precision.
@@ -54,12 +61,13 @@ def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[bool]
     if rooms[0].values.dtype != torch.float16 or not any(room.rows.numel() for room in rooms):
         for room in rooms:
             room.values.copy_(room.rows)
-        return [all_finite(room.rows) for room in rooms]
-    if (desk or Desk()).encode(rooms):
-        return [True] * len(rooms)
+        return [_seen(room.rows) for room in rooms]
+    squares = (desk or Desk()).encode(rooms)
+    if squares is not None:
+        return [Copied(True, square) for square in squares]
     for room in rooms:
         _encode_any(room)
-    return [all_finite(room.rows) for room in rooms]
+    return [_seen(room.rows) for room in rooms]
 
 
 class Place(NamedTuple):
@@ -80,22 +88,24 @@ class Desk:
     def __init__(self) -> None:
         self._shapes: list[torch.Size] = []
 
-    def encode(self, rooms: Sequence[Room]) -> bool:
-        """Encode rows of single precision whose squares stay in its range; False if some are of another kind.
+    def encode(self, rooms: Sequence[Room]) -> list[float] | None:
+        """Encode rows of single precision whose squares stay in its range; None if some are of another kind. Returns
+        the sums of these squares.
 
         A size has its power of two in its upper bits; 127 stands for 2⁰ there.
         """
-        if any(room.rows.dtype != torch.float32 for room in rooms):
-            return False
+        if any(room.rows.dtype != torch.float32 or not len(room.rows) for room in rooms):
+            return None
         shapes = [room.rows.shape for room in rooms]
         if shapes != self._shapes:
             self._lay_out(shapes)
         for room, place in zip(rooms, self._places, strict=True):
             torch.linalg.vector_norm(room.rows, dim=1, out=place.sizes)  # at most √d times the largest entry
+        squares = np.add.reduceat(np.square(self._sizes, dtype=np.float64), self._begins).tolist()
         if not self._sizes.min() > TINY and not self._without_zeros(rooms):
-            return False
+            return None
         if not self._sizes.max() < np.inf:
-            return False
+            return None
         np.right_shift(self._sizes.view(np.int32), 23, out=self._powers)
         np.left_shift(257 - self._powers, 23, out=self._shifts)  # 257 = 127 + 127 + 3: sizes end up between 8 and 16
         for room, place in zip(rooms, self._places, strict=True):
@@ -104,7 +114,7 @@ class Desk:
             else:
                 np.subtract(place.powers, 130, out=room.exponents, casting="unsafe")
                 room.values.copy_(torch.mul(room.rows, place.shifts, out=place.scaled))
-        return True
+        return squares
 
     def _without_zeros(self, rooms: Sequence[Room]) -> bool:
         """Let rows of zeros count as rows of size 1; whether no other row is too small."""
@@ -119,7 +129,7 @@ class Desk:
         counts = [rows for rows, _ in shapes]
         sizes, shifts = torch.empty(sum(counts)), torch.empty(sum(counts))
         self._shapes, self._sizes, self._shifts = shapes, sizes.numpy(), shifts.numpy().view(np.int32)
-        self._powers = np.empty(sum(counts), np.int32)
+        self._powers, self._begins = np.empty(sum(counts), np.int32), np.cumsum([0, *counts[:-1]])
         room = torch.empty(max(shape.numel() for shape in shapes))
         self._places = [
             Place(own, powers, shift, room[: shape.numel()].view(shape))
@@ -154,6 +164,19 @@ def _largest(rows: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
 def all_finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or infinite. A finite sum has finite terms; only an infinite one needs a look."""
     return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
+
+
+def square_of(rows: Shaped[Tensor, "..."]) -> float:
+    """About the sum of the squares of all entries."""
+    size = float(torch.linalg.vector_norm(rows.detach()))
+    size = size if math.isfinite(size) else float(torch.linalg.vector_norm(rows.detach(), dtype=torch.float64))
+    return size * size
+
+
+def _seen(rows: Float[Tensor, "m d"]) -> Copied:
+    """One look for both: a finite sum of squares has finite terms."""
+    square = square_of(rows)
+    return Copied(math.isfinite(square) or all_finite(rows), square)
 
 
 def row_scale(exponents: Int[Tensor, " m"] | None, dtype: torch.dtype) -> Float[Tensor, " m"] | None:

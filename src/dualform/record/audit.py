@@ -44,16 +44,17 @@ def audit(follower: Follower, steps: Sequence[int], passes: Sequence[Sequence[Pa
     ratios, uneven = np.full(len(flat), np.nan), np.zeros(len(flat), bool)
     for group in _same_entries(flat):
         ratios[group], uneven[group] = _ratios([flat[i] for i in group], follower.eps)
+    factors, off = ratios.tolist(), uneven.tolist()
     found, begin = [], 0
     for step, of_step in zip(steps, passes, strict=True):
         end = begin + len(of_step)
         for i, each in enumerate(of_step, begin):
-            if uneven[i]:
+            if off[i]:
                 mark("changed-unevenly", follower.name, UNEVEN, step)
             if each.left_over:
                 mark("not-a-product", follower.name, NO_PRODUCT, step)
-        marked = bool(uneven[begin:end].any()) or any(each.left_over for each in of_step)
-        found.append(_found(ratios[begin:end].tolist(), marked))
+        marked = any(off[begin:end]) or any(each.left_over for each in of_step)
+        found.append(_found(factors[begin:end], marked))
         begin = end
     return found
 
@@ -109,10 +110,10 @@ def probed(follower: Follower, passes: Sequence[Pass], factors: Sequence[float])
     """What the slots of some passes put into a gradient, seen through its probe: each pass with its factor."""
     numbers, power, rows, eps = None, 0.0, 0, follower.eps
     for one, factor in zip(passes, factors, strict=True):
-        for part, size, slots in one.probed:
+        for part, slots in zip(one.probed, one.slots, strict=True):
             part = part.cpu() if factor == 1.0 else part.cpu() * factor
             numbers = part if numbers is None else numbers + part
-            power += factor**2 * size
+            power += factor**2 * slots.power(follower.name)
             rows += slots.end - slots.begin
             eps = max(eps, slots.eps)
     return Probed(follower.probe.nothing() if numbers is None else numbers, power, rows, eps)

@@ -88,7 +88,10 @@ def states_of(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, di
     return {name: out.get(name, {}) for name in plan.explained}
 
 
-def state_tensors(rule: Rule, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def state_tensors(rule: Rule | None, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors that an optimiser keeps of a parameter, as far as its rule reads them."""
-    found = {"buffer" if key == rule.buffer else key: state.get(key) for key in rule.state}
-    return {key: tensor for key, tensor in found.items() if tensor is not None}
+    if rule is None:
+        return {}
+    return {
+        "buffer" if key == rule.buffer else key: tensor for key in rule.state if (tensor := state.get(key)) is not None
+    }

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .eager import eager
 from .layers.hook import Hook
 from .shadow import opaque
 
@@ -50,14 +51,13 @@ class Entries:
         self._settled = False
 
     def hook(self) -> "Entries":
-        """Watch all modules. What watches them is no part of a compiled graph."""
+        """Watch all modules."""
         self._settled = False
-        before, after = torch.compiler.disable(self._before), torch.compiler.disable(self._after)
         for path, module in self._model.named_modules():
             if path not in self._handles:
                 self._handles[path] = [
-                    module.register_forward_pre_hook(Hook(partial(before, path)), with_kwargs=True),
-                    module.register_forward_hook(Hook(partial(after, path)), with_kwargs=True, always_call=True),
+                    module.register_forward_pre_hook(Hook(partial(self._before, path)), with_kwargs=True),
+                    module.register_forward_hook(Hook(partial(self._after, path)), with_kwargs=True, always_call=True),
                 ]
         return self
 
@@ -95,6 +95,7 @@ class Entries:
         """Whether a call repeats one that was seen: activation checkpointing inside a backward pass."""
         return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
 
+    @eager
     def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self._depth and (opaque(module) or self._is_again(path)):
             return
@@ -109,6 +110,7 @@ class Entries:
             else:
                 self._began()
 
+    @eager
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not self._depth or (self._depth == 1 and self._is_again(path)):
             return

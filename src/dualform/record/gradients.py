@@ -53,8 +53,8 @@ class Pass:
     watched: Glimpse
     after: bytes
     slots: list[Slots]
-    probed: list[tuple[Tensor, float, Slots]]
-    """For each call its part of the probe, and about the sum of |x|² |e|² over its rows."""
+    probed: list[Tensor]
+    """For each call its part of the probe."""
     left_over: bool
     """Whether it was added to a gradient that a step had used already."""
     version: int
@@ -75,7 +75,7 @@ class Opened:
     version: int
     now: bytes | None
     slots: list[Slots] = field(default_factory=list)
-    probed: list[tuple[Tensor, float, Slots]] = field(default_factory=list)
+    probed: list[Tensor] = field(default_factory=list)
     left_over: bool = False
     """Whether something was there already, though no pass is known that left it."""
 
@@ -105,11 +105,6 @@ class Follower:
             self.passes = []
         unseen = now is None and not self.passes and bool(grad.any())  # a backward pass that was broken off?
         return Opened(grad, grad._version, now, left_over=unseen)
-
-    def call(self, opened: Opened, slots: Slots, key: Tensor, error: Tensor, power: float) -> None:
-        """A call of the layer is a part of the pass. ``power`` is about the sum of |x|² |e|² over its rows."""
-        opened.slots.append(slots)
-        opened.probed.append((self.probe.of_slots(slots.layer, key, error), power, slots))
 
     def has_more(self, opened: Opened) -> bool:
         """The backward pass is over: did it add anything here?"""

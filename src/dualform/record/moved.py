@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dualform.memory import ParameterStep
@@ -14,6 +15,8 @@ from .audit import Found
 from .gradients import Follower, Pass, gradient_eps
 from .notes import Batch
 from .stage import Slots
+
+NOTHING = torch.empty(0)
 
 
 @dataclass(slots=True)
@@ -28,7 +31,7 @@ class Moved:
     """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
     bare: bool
     """Whether it has a gradient that no slots of this process made."""
-    probe: Tensor
+    probe: Tensor = NOTHING
     """The gradient as the step uses it, seen through its probe."""
     sample: bytes = b""
     state_sample: bytes = b""

@@ -12,9 +12,9 @@ from torch import Tensor, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dualform.attend import Agreement
-from dualform.rules import Rule, path_of
+from dualform.rules import path_of
 
-from .begin import state_tensors, states_of
+from .begin import states_of
 from .book import states_by_name
 from .eager import eager
 from .marks import Marks
@@ -72,24 +72,24 @@ class Outside:
         """Why these parameters have changed since their last step is marked already."""
         self._told.update(names)
 
-    def before_step(self, name: str, rule: Rule | None, state: Mapping[str, Any]) -> None:
+    def before_step(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A parameter is about to take a recorded step: are it and the optimiser's state what the last one left?"""
         if name not in self._told and self.fingerprints.changed(name):
             self.marks("edited", name, EDITED, self.marks.step + 1)
-        if rule is not None and self.fingerprints.state_changed(name, state_tensors(rule, state)):
+        if self.fingerprints.state_changed(name, state):
             self.marks("state-changed", name, STATE, self.marks.step + 1)
 
-    def after_step(self, name: str, rule: Rule | None, state: Mapping[str, Any]) -> None:
+    def after_step(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A parameter took a recorded step."""
         self._backwards = self.passes.backwards
         self._told.discard(name)
-        self.fingerprints.take(name, {} if rule is None else state_tensors(rule, state))
+        self.fingerprints.take(name, state)
 
     def forget(self, names: Sequence[str]) -> None:
         """Some parameters are kept as snapshots from now on: whatever they become is in the memory."""
         for name in names:
-            tensor = self.fingerprints.tensors.pop(name, None)
-            self._names.pop(id(tensor), None)
+            whole = self.fingerprints.tensors.pop(name, None)
+            self._names.pop(id(whole and whole.tensor), None)
 
     def look_at_links(self, step: int) -> None:
         """See that the model still holds the modules and parameters that are recorded."""

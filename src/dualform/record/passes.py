@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
-from dualform.memory import Arena, Desk, Room, encode_into
+from dualform.memory import Arena, Desk, Room, encode_into, square_of
 from dualform.types import DType
 
 from .book import Book
 from .credit import Credit
 from .eager import eager
 from .entries import Entries, Entry
+from .gradient_probe import of_slots
 from .gradients import Follower, Opened
 from .interrupts import Interrupts
 from .layers import Call, Found, Point
@@ -236,22 +237,30 @@ class Passes:
             stage = self._stages[layer.name]
             rooms = stage.take(slots, key, error, self.arena)
             self.bytes += len(key) * stage.row_bytes
-        sizes = _norm(error) ** 2, 1.0 if layer.indexed else _norm(key) ** 2 / len(key)
-        for follower, opened in users:
-            power = sizes[0] * sizes[1] if follower.name in layer.weights else sizes[0]
-            follower.call(opened, slots, key, error, power)
+        if layer.indexed:
+            slots.key_square = len(key)
+        elif layer.keep == "ledger":
+            slots.key_square = square_of(key)
+        if layer.keep != "slots":
+            slots.error_square = square_of(error)
+        probed = of_slots([follower.probe for follower, _ in users], layer, key, error)
+        for (_, opened), part in zip(users, probed, strict=True):
+            opened.slots.append(slots)
+            opened.probed.append(part)
         return slots, rooms
 
     def _encode(self, new: Sequence[tuple[Slots, list[Room]]]) -> None:
         """Copy all calls of a pass."""
-        finite = iter(encode_into([room for _, rooms in new for room in rooms], self._desk))
+        copied = iter(encode_into([room for _, rooms in new for room in rooms], self._desk))
         for slots, rooms in new:
-            slots.finite = all([next(finite) for _ in rooms])
+            for room in rooms:
+                seen = next(copied)
+                slots.finite = slots.finite and seen.finite
+                if room.scaled:
+                    slots.error_square = seen.square
+                else:
+                    slots.key_square = seen.square
             slots.run.follow(slots.begin, slots.end)
-
-
-def _norm(rows: Tensor) -> float:
-    return float(torch.linalg.vector_norm(rows))
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

@@ -131,10 +131,12 @@ class Proof:
         return {name: self._agreement(name, actual[name]) for name in self.proofs}
 
     def _agreement(self, name: str, actual: Tensor) -> Agreement:
-        whole, entries = self.wholes.get(name), self.proofs[name].agree(actual)
+        now, whole, proof = actual.detach().cpu(), self.wholes.get(name), self.proofs[name]
+        sizes = float((now - proof.begun).norm()), float(now.norm())
+        entries = proof.agree(now, *sizes)
         if whole is None:
             return entries
-        agreed = whole.agree(actual)
+        agreed = whole.agree(now, *sizes)
         exact = torch.promote_types(self.stored, actual.dtype) is self.stored  # then all slots are stored as they were
         return agreed if exact or agreed.error > entries.error else entries
 
@@ -155,12 +157,13 @@ class Followed:
     more: Sequence[Tensor]
     """What slots have added since the steps began that are being taken."""
 
-    def agree(self, actual: Tensor) -> Agreement:
-        """Compare with the real parameter: what the followed entries are off by, beside how far the whole moved."""
-        now = actual.detach().cpu()
+    def agree(self, now: Tensor, moved: float, size: float) -> Agreement:
+        """Compare with the real parameter: what the followed entries are off by, beside how far the whole ``moved``,
+        and its ``size``.
+        """
         off = float((self.look.of(now).double() - self.state.weight).norm()) * self.look.share(now.numel()) ** -0.5
         eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
-        return compared(off, float((now - self.begun).norm()), float(now.norm()), self.moves, eps)
+        return compared(off, moved, size, self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""

@@ -1,14 +1,10 @@
 """A few entries of each recorded parameter after each step: by these the memory knows which model it belongs to."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
 from dualform.memory import sample_of, sampled
-from dualform.rules import Rule
-
-from .begin import state_tensors
 
 
 class Samples:
@@ -17,9 +13,9 @@ class Samples:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._entries = {name: (tensor, sampled(tensor)) for name, tensor in tensors.items()}
 
-    def take(self, name: str, state: Mapping[str, Any], rule: Rule | None) -> tuple[bytes, bytes]:
+    def take(self, name: str, state: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
         """The samples of a parameter and of the optimiser's state of it."""
         if name not in self._entries:
             return b"", b""
         tensor, entries = self._entries[name]
-        return entries.of(tensor), sample_of(state_tensors(rule, state).values()) if rule else b""
+        return entries.of(tensor), sample_of(state.values())

@@ -33,8 +33,8 @@ class Slots:
     """The slots of one call, and where they lie."""
 
     __slots__ = (
-        "__weakref__", "batch", "begin", "end", "entry", "eps", "finite", "layer", "leading", "module", "number",
-        "order", "place", "run",
+        "__weakref__", "batch", "begin", "end", "entry", "eps", "error_square", "finite", "key_square", "layer",
+        "leading", "module", "number", "order", "place", "run",
     )  # fmt: skip
 
     def __init__(self, layer: LayerInfo, module: str, leading: tuple[int, ...], batch: Batch, number: int) -> None:
@@ -50,6 +50,14 @@ class Slots:
         self.begin = self.end = 0
         self.eps = 0.0
         self.finite = True
+        self.key_square = self.error_square = 0.0
+        """About the sums of |x|² and of |e|² over its rows; indices count as 1 each."""
+
+    def power(self, name: str) -> float:
+        """About the sum of |x|² |e|² over its rows, as the gradient of a parameter has it; of |e|² for a bias."""
+        if name not in self.layer.weights:
+            return self.error_square
+        return self.error_square * self.key_square / max(self.end - self.begin, 1)
 
 
 class Run:

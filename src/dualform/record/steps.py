@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, optim
+from torch import optim
 
 from dualform.errors import NonFiniteGradient
-from dualform.memory import all_finite
 from dualform.rules import Rule
 from dualform.types import Transition
 
+from .begin import state_tensors
 from .book import Booked
 from .demote import Demotion
 from .eager import eager
-from .gradients import Follower
+from .gradient_probe import of_gradients
 from .interrupts import Interrupts
 from .marks import Marks
 from .moved import Moved
@@ -111,7 +111,8 @@ class Steps:
             return  # the loss scaler tells a fused optimiser to skip this step …
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
-        staged, owner, mine = [], self.plan.owner, self.plan.rules.index(rule)
+        staged: list[Moved] = []
+        owner, mine = self.plan.owner, self.plan.rules.index(rule)
         self.outside.look_at_links(self.marks.step + 1)
         for group in optimizer.param_groups:
             options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
@@ -125,9 +126,11 @@ class Steps:
                 if parameter.grad is None:
                     follower.passes = []
                     continue
-                probe = self._look_at(follower, parameter.grad)
+                if follower.watched is not None:
+                    follower.read(parameter.grad)
                 bare = not follower.passes and bool(parameter.grad.any())
-                settings = rule.settings(options, optimizer.state.get(parameter, {})) if rule else {}
+                state = optimizer.state.get(parameter, {})
+                settings = rule.settings(options, state) if rule else {}
                 rounds = bool(rule) and rule.decays_by_factor and follower.eps > FINE and not group.get("fused")
                 if settings != self._last[1] or (rule, rounds) != self._rule:  # most steps are alike
                     transition = rule.transition(settings) if rule else None
@@ -135,12 +138,12 @@ class Steps:
                         transition = transition._replace(ww=float(np.float32(transition.ww)))
                     self._last, self._rule = (transition, settings), (rule, rounds)
                 transition, settings = self._last
-                self.outside.before_step(follower.name, rule, optimizer.state.get(parameter, {}))
-                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare, probe))
+                self.outside.before_step(follower.name, state_tensors(rule, state))
+                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
                 if follower.name in self.book.accounts:
                     assert transition is not None
-                    state = optimizer.state.get(parameter, {})
                     self._booked.append(self.book.stage(follower, transition, settings, state, inner))
+        self._look_at_gradients(staged)
         if self._passes.unseen or any(each.bare for each in staged):
             staged = self._without_demoted(staged)
         self._look_at_slots(staged)
@@ -163,14 +166,17 @@ class Steps:
         others = self._together and all(each is not optimizer for each in self._together)
         return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
 
-    def _look_at(self, follower: Follower, grad: Tensor) -> Tensor:
-        """Read a gradient: its watched entries, and the probe of it whole, in which NaN or infinity shows."""
-        if follower.watched is not None:
-            follower.read(grad)
-        probe = follower.probe.of_gradient(grad)
-        if not all_finite(probe) and not bool(grad.isfinite().all()):
-            raise self._not_finite(f"the gradient of '{follower.name}' holds")
-        return probe
+    def _look_at_gradients(self, staged: Sequence[Moved]) -> None:
+        """See gradients whole, through their probes: NaN or infinity show there, too."""
+        gradients = {each.follower: grad for each in staged if (grad := each.follower.parameter.grad) is not None}
+        if not gradients:
+            return
+        probes, finite = of_gradients([follower.probe for follower in gradients], list(gradients.values()))
+        for each, probe in zip(staged, probes, strict=True):
+            each.probe = probe
+        for follower, grad in () if finite else gradients.items():
+            if not bool(grad.isfinite().all()):
+                raise self._not_finite(f"the gradient of '{follower.name}' holds")
 
     def _look_at_slots(self, staged: Sequence[Moved]) -> None:
         batches = {}
@@ -196,9 +202,9 @@ class Steps:
         if staged is None:
             return
         for each in staged:
-            state = optimizer.state.get(each.follower.parameter, {})
-            each.sample, each.state_sample = self.samples.take(each.follower.name, state, rule)
-            self.outside.after_step(each.follower.name, rule, state)
+            state = state_tensors(rule, optimizer.state.get(each.follower.parameter, {}))
+            each.sample, each.state_sample = self.samples.take(each.follower.name, state)
+            self.outside.after_step(each.follower.name, state)
         if not self._joins(optimizer):
             self.marks.step += 1
             self._together, self._backwards = [], self._passes.backwards

@@ -327,6 +327,11 @@ class Tape:
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
+        if self.interrupts.gave_up:
+            written = self._shelf.writer.manifest.steps
+            message = f"the disk was not waited for: of steps {written + 1} to {self.step} none is known to be written."
+            warnings.warn(message, DualformWarning, stacklevel=3)
+            return
         try:
             self._keep_weights()
             self._shelf.flush(live=False)

@@ -15,18 +15,19 @@ import torch
 import xxhash
 from torch import Tensor
 
-STATE_BYTES = 1 << 18
-"""State of up to so many bytes is compared whole, of a larger one a stretch of that length."""
+WHOLE = 1 << 18
+"""State of up to so many bytes is compared whole …"""
+
+STRETCH = 1 << 15
+"""… and of a larger one a stretch of that length."""
 
 
 class Written(NamedTuple):
-    """A tensor of the optimiser's state: which one it is, how often it was written to, and a checksum of its bytes from
-    ``begin`` on.
-    """
+    """A tensor of the optimiser's state: how often it was written to, and the checksum of a stretch of it."""
 
-    address: int
+    tensor: Tensor
     version: int
-    begin: int
+    stretch: "Stretch"
     checksum: int
 
 
@@ -37,20 +38,23 @@ class WeightFingerprints:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.tensors = dict(tensors)
+        self.tensors = {name: Stretch(tensor) for name, tensor in tensors.items()}
         self._turn = 0
-        self._weights = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-        self._states = {name: self._of_state(states.get(name, {})) for name in tensors}
+        self._weights = {name: whole.checksum() for name, whole in self.tensors.items()}
+        self._states: dict[str, dict[str, Written]] = {name: {} for name in tensors}
+        for name in tensors:
+            self._take_state(name, states.get(name, {}))
 
     def take(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A step of a parameter is over."""
         if name in self.tensors:
             self._turn += 1
-            self._weights[name], self._states[name] = fingerprint(self.tensors[name]), self._of_state(state)
+            self._weights[name] = self.tensors[name].checksum()
+            self._take_state(name, state)
 
     def changed(self, name: str) -> bool:
         """Whether a parameter differs from what its last step left."""
-        return name in self.tensors and fingerprint(self.tensors[name]) != self._weights[name]
+        return name in self.tensors and self.tensors[name].checksum() != self._weights[name]
 
     def state_changed(self, name: str, state: Mapping[str, Tensor]) -> bool:
         """Whether the optimiser's state of a parameter was written to, or replaced, since its last step."""
@@ -59,28 +63,62 @@ class WeightFingerprints:
         before = self._states[name]
         return before.keys() != state.keys() or any(_is_other(before[key], tensor) for key, tensor in state.items())
 
-    def _of_state(self, state: Mapping[str, Tensor]) -> dict[str, Written]:
-        return {key: self._written(tensor) for key, tensor in state.items()}
+    def _take_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        before = self._states[name]
+        self._states[name] = {key: self._written(tensor, before.get(key)) for key, tensor in state.items()}
 
-    def _written(self, tensor: Tensor) -> Written:
-        stretches = -(-tensor.nbytes // STATE_BYTES) or 1
-        begin = self._turn * 7919 % stretches * STATE_BYTES  # a prime: stretches come in another order than parameters
-        return Written(tensor.data_ptr(), tensor._version, begin, fingerprint(tensor, begin, STATE_BYTES))
+    def _written(self, tensor: Tensor, before: Written | None) -> Written:
+        size = tensor.nbytes
+        if size > WHOLE:
+            # a prime, so that stretches come in another order than parameters
+            stretch = Stretch(tensor, self._turn * 7919 % -(-size // STRETCH) * STRETCH, STRETCH)
+        else:
+            stretch = before.stretch if before is not None and before.tensor is tensor else Stretch(tensor)
+        return Written(tensor, tensor._version, stretch, stretch.checksum())
 
 
 def _is_other(before: Written, tensor: Tensor) -> bool:
-    if fingerprint(tensor, before.begin, STATE_BYTES) != before.checksum:
-        return True
-    same = (tensor.data_ptr(), tensor._version) == (before.address, before.version)
-    return not same and tensor.nbytes > STATE_BYTES
+    if tensor is before.tensor and tensor._version == before.version:
+        return before.stretch.checksum() != before.checksum
+    whole = before.stretch.size is None  # then its bytes tell, whichever tensor they are in
+    return not whole or Stretch(tensor).checksum() != before.checksum
 
 
-def fingerprint(tensor: Tensor, begin: int = 0, size: int | None = None) -> int:
-    """A checksum of every bit of a tensor, or of ``size`` bytes of it."""
-    if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()):
-        tensor = tensor.detach().to_dense().cpu().contiguous()
-    size = tensor.nbytes - begin if size is None else min(size, tensor.nbytes - begin)
-    return xxhash.xxh3_64_intdigest(_bytes(max(size, 0)).from_address(tensor.data_ptr() + begin)) if size > 0 else 0
+class Stretch:
+    """The bytes of a tensor, or ``size`` of them from ``begin`` on, that are read again and again."""
+
+    __slots__ = ("_at", "_bytes", "_shape", "begin", "size", "tensor")
+
+    def __init__(self, tensor: Tensor, begin: int = 0, size: int | None = None) -> None:
+        self.tensor, self.begin, self.size = tensor, begin, size
+        self._at = -1
+        self._shape: torch.Size | None = None
+        self._bytes: ctypes.Array[ctypes.c_char] | bytes = b""
+
+    def checksum(self) -> int:
+        """A checksum of every bit."""
+        tensor = self.tensor
+        if tensor.data_ptr() != self._at or tensor.shape != self._shape or not tensor.is_contiguous():
+            return self._found()
+        return xxhash.xxh3_64_intdigest(self._bytes)
+
+    def _found(self) -> int:
+        """Find the bytes first: it is another tensor than the last time."""
+        tensor = self.tensor
+        here = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
+        if not here:
+            tensor = tensor.detach().to_dense().cpu().contiguous()
+        end = tensor.nbytes if self.size is None else min(self.begin + self.size, tensor.nbytes)
+        size = max(end - self.begin, 0)
+        found = _bytes(size).from_address(tensor.data_ptr() + self.begin) if size else b""
+        if here and size:
+            self._at, self._shape, self._bytes = tensor.data_ptr(), tensor.shape, found
+        return xxhash.xxh3_64_intdigest(found)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """A checksum of every bit of a tensor."""
+    return Stretch(tensor).checksum()
 
 
 @lru_cache(maxsize=1 << 10)
