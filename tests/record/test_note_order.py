@@ -215,3 +215,51 @@ def test_a_batch_that_is_skipped_after_its_forward_pass_takes_its_note_along(tmp
             optimizer.step()
             optimizer.zero_grad()
     assert dualform.open(tmp_path).visits["index"].to_pylist() == [0, 1, 4, 5, 6, 7]
+
+
+# ---------------------------------------------------------------- forward passes that leave no trace
+
+
+class Blocks(nn.Module):
+    """Every recorded layer runs without gradients, and again inside the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = mlp(4, 3), mlp(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.second, checkpoint(self.first, x, use_reentrant=True).tanh(), use_reentrant=True)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_batches_that_nobody_notes_are_told_apart_where_only_the_backward_pass_shows_them(blocks, evaluate, tmp_path):
+    """Two batches a step under reentrant checkpointing: each example is a visit of its own."""
+    model = Blocks() if blocks else mlp(4, 3, 2)
+    optimizer = sgd(model)
+    with dualform.record(model, optimizer, tmp_path, dtype="float64", batch_dim=0, progress=False):
+        for _ in range(3):
+            for _ in range(2):
+                x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+                out = model(x) if blocks else checkpoint(model, x, use_reentrant=True)
+                if evaluate:
+                    with torch.no_grad():
+                        (model.first if blocks else model)(x)
+                out.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path)
+    assert_clean(memory)
+    for layer in memory.store.manifest.layers:
+        assert memory.store.calls(layer.name).visit.tolist() == [0, 5, 10, 15, 20, 25]
+
+
+def test_rows_that_only_the_backward_pass_shows_are_marked_with_what_to_do(tmp_path):
+    model = Blocks()
+    optimizer = sgd(model)
+    with (
+        pytest.warns(dualform.errors.DualformWarning, match="only inside the backward pass.*use_reentrant=False"),
+        dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False),
+    ):
+        model(torch.randn(5, 4, dtype=torch.float64, requires_grad=True)).square().sum().backward()
+        optimizer.step()

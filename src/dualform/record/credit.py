@@ -18,6 +18,10 @@ MOST_PROBES = 12
 """Probes in one recording."""
 
 NEVER_RUN = "the model could not be run apart to follow its rows"
+ONLY_BACKWARD = (
+    "it was run with gradients only inside the backward pass (activation checkpointing with use_reentrant=True; its "
+    "rows can be followed with use_reentrant=False)"
+)
 SAME_INPUT = "its input was the same in every batch, while that of other modules changed"
 OTHER_LENGTH = "the axis that batch_dim names has another length"
 
@@ -40,6 +44,8 @@ class Credit:
         self._ways = Ways(self._axes)
         self._constants = Constants()
         self._probed: dict[str, set[Shapes]] = {}
+        self._failed: dict[str, str] = {}
+        """What the last probe of a module raised."""
         self._wanted: set[str] = set()
         self._lengths: dict[tuple, int] = {}
         self._varying: set[tuple[str, str, int]] = set()
@@ -57,7 +63,8 @@ class Credit:
         self.probing, self.reached_model = True, False
         try:
             answers = probe(module, self.plan.modules, args, kwargs, noted)
-        except Exception:  # whatever the user's code raises: then only what is usual is known of it
+        except Exception as error:  # whatever the user's code raises: then only what is usual is known of it
+            self._failed[entry.path] = f"{NEVER_RUN} ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
             return
         finally:
             self.probing = False
@@ -113,7 +120,9 @@ class Credit:
 
     def _reason(self, slots: Slots, answer: str) -> str:
         size = self.size_of(slots)
-        outputs = () if slots.entry is None else slots.entry.outputs
+        path, outputs = ("", ()) if slots.entry is None else (slots.entry.path, slots.entry.outputs)
+        if answer == NEVER_RUN:
+            answer = ONLY_BACKWARD if slots.order is None else self._failed.get(path, answer)
         blocks = next((shape[0] // size for shape in outputs if shape and shape[0] > size and shape[0] % size == 0), 0)
         copies = f", or copies={blocks} if each noted example sends {blocks} blocks of rows" if blocks else ""
         return (

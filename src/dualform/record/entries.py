@@ -31,12 +31,13 @@ class Entry:
 
 
 class Entries:
-    """Watches the outermost calls. ``began`` is told of each that a backward pass may follow, ``ended`` of each that
-    recorded layers took part in, with its arguments.
+    """Watches the outermost calls. ``began`` is told of each: whether with gradients, and whether by the user or again
+    inside a backward pass; ``ended`` of each that recorded layers took part in, with its arguments.
     """
 
     def __init__(
-        self, model: nn.Module, began: Callable[[], None], ended: Callable[..., None], interruptions: Callable[[], int]
+        self, model: nn.Module, began: Callable[[bool, bool], None], ended: Callable[..., None],
+        interruptions: Callable[[], int],
     ) -> None:  # fmt: skip
         self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
         self._interrupted = 0
@@ -107,8 +108,7 @@ class Entries:
             self.current = Entry(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
             if self.current is None:
                 self._without_gradients.add(path)
-            else:
-                self._began()
+            self._began(self.current is not None, torch._C._current_graph_task_id() == -1)
 
     @eager
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:

@@ -31,6 +31,8 @@ class Batch:
         self.forwards = 0
         self.called = False
         """Whether the model was called, with gradients."""
+        self.calls_by_then = 0
+        """The user's calls, of any kind, when its rows came to a gradient."""
         self.interruptions = 0
         """How often the user had interrupted the loop when it was noted."""
         self.forwards_first = 0
@@ -70,6 +72,7 @@ class Notes:
         self.types: dict[str, str] | None = None if types is None else dict(types)
         self.copies, self._interruptions = copies, interruptions
         self.batch = Batch()
+        self._calls = 0
 
     def note(self, columns: Mapping[str, Any], instead: bool = False) -> None:
         """Attach columns to the batch that comes next, or to the one whose forward pass has just run."""
@@ -139,9 +142,12 @@ class Notes:
         before.forwards += batch.forwards
         return before
 
-    def begin_call(self) -> None:
-        """The user calls a module, with gradients; whether a recorded layer learns from it is not known yet."""
-        self.batch.called = True
+    def begin_call(self, gradients: bool, by_user: bool) -> None:
+        """A module is called, with or without gradients, by the user or again inside a backward pass; whether a
+        recorded layer learns from it is not known yet.
+        """
+        self.batch.called = self.batch.called or gradients
+        self._calls += by_user
 
     def begin_forward(self) -> None:
         """The user's call of a module begins, and a backward pass may follow."""
@@ -153,8 +159,11 @@ class Notes:
         self.batch.forwards += 1
 
     def begin_again(self) -> None:
-        """A forward pass runs inside a backward pass, and may have left no trace before."""
-        if self.batch.done:
+        """A forward pass runs inside a backward pass, and may have left no trace before: then it is that of a new batch
+        if the user has called anything since the last one arrived.
+        """
+        batch = self.batch
+        if batch.done or (batch.arrived and not batch.columns and batch.calls_by_then != self._calls):
             self.batch = Batch()
 
     def arrived(self, batch: Batch) -> Batch:
@@ -165,7 +174,7 @@ class Notes:
             if self.batch is batch:
                 self.batch = before
             batch = whole
-        batch.arrived = True
+        batch.arrived, batch.calls_by_then = True, self._calls
         return batch
 
     def close(self) -> None:

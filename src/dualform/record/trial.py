@@ -86,7 +86,7 @@ def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[T
 
 
 def _detached(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
 def _plain(outputs: Any) -> Any:
