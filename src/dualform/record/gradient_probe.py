@@ -115,7 +115,7 @@ class Probe:
         return nn.functional.pad(signed, (0, rows * self.numbers - len(signed))).view(rows, -1).sum(0)
 
 
-def of_slots(
+def of_call(
     probes: Sequence[Probe], layer: LayerInfo, key: Shaped[Tensor, "m k"], error: Float[Tensor, "m d_out"]
 ) -> list[Tensor]:
     """What some rows put into the gradients of parameters of their layer: of a weight and a bias in one product."""

@@ -23,7 +23,7 @@ from .book import Book
 from .credit import Credit
 from .eager import eager
 from .entries import Entries, Entry
-from .gradient_probe import of_slots
+from .gradient_probe import of_call
 from .gradients import Follower, Opened
 from .interrupts import Interrupts
 from .layers import Call, Found, Point
@@ -243,7 +243,7 @@ class Passes:
             slots.key_square = square_of(key)
         if layer.keep != "slots":
             slots.error_square = square_of(error)
-        probed = of_slots([follower.probe for follower, _ in users], layer, key, error)
+        probed = of_call([follower.probe for follower, _ in users], layer, key, error)
         for (_, opened), part in zip(users, probed, strict=True):
             opened.slots.append(slots)
             opened.probed.append(part)
