@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ settings.register_profile("night", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 os.environ["DUALFORM_OFFLINE"] = "1"  # a test uses the data that is there, and is skipped where there is none
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for whatever a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # on layers this small a second thread costs more than it brings, and tests run side by side
 

@@ -354,11 +354,11 @@ def test_a_warning_says_that_complete_steps_were_lost_when_the_loop_fails_for_an
 
 @pytest.mark.skipif(not KILL.exists(), reason="the benchmarks are not part of a source distribution")
 def test_killed_equals_the_last_complete_step():
-    """Three kills of a real process; ``python benchmarks/kill.py`` does twenty and more."""
+    """Of a real process; ``python benchmarks/kill.py`` kills twenty and more."""
     found = subprocess.run(
-        [sys.executable, str(KILL), "--kills", "3"], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, str(KILL), "--kills", "1"], capture_output=True, text=True, check=False, timeout=300
     )
-    assert found.returncode == 0 and "3 passed, 0 failed" in found.stdout, found.stdout + found.stderr
+    assert found.returncode == 0 and "1 passed, 0 failed" in found.stdout, found.stdout + found.stderr
 
 
 def test_nothing_to_open_is_said_as_such(tmp_path):

@@ -62,6 +62,7 @@ def test_the_page_on_tuning_runs(tmp_path, monkeypatch, capsys):
     assert "(" in capsys.readouterr().out and names["small"].head.in_features == 396  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_example_of_tuning_prints_what_its_page_shows(tmp_path, monkeypatch, capsys):
     """On another processor other pictures may come first; what is claimed is that queries help and parts add up."""
     pytest.importorskip("mlxtend", reason="the extra demo is not installed")
