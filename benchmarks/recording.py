@@ -70,9 +70,9 @@ def measure(asked, threads, before):
     lines, ratios, grown, slower = [], [], [], []
     now = HERE.parent / "src"
     for turn in range(asked.repeats):
-        runs = {"bare": (now, None), "now": (now, asked.folder)} | (
-            {"before": (before, asked.folder)} if before else {}
-        )
+        runs = {"bare": (now, None), "now": (now, asked.folder)}
+        if before:  # an earlier version may not know what a later one wrote
+            runs["before"] = before, asked.folder.with_name(f"{asked.folder.name}-before")
         order = list(runs) if turn % 2 else list(runs)[::-1]  # none always comes first
         found = {kind: one(asked, threads, *runs[kind]) for kind in order}
         (bare, _), (recorded, more) = found["bare"], found["now"]
