@@ -30,7 +30,7 @@ def layer(d_in: int, d_out: int, kind: str) -> tuple[LayerInfo, dict[str, Tensor
 def test_slots_are_seen_as_the_gradient_that_they_make_up(kind, size, numbers):
     """Of small and large parameters, alone and together, whole and folded to a few numbers."""
     torch.manual_seed(0)
-    info, parameters = layer(*size, kind)
+    info, parameters = layer(size[0], size[1], kind)
     error = torch.randn(ROWS, size[1], dtype=torch.float64)
     key = torch.randint(size[0], (ROWS, 1)) if kind == "indexed" else torch.randn(ROWS, size[0], dtype=torch.float64)
     gradients = {name: gradient_from(info, name, key, error, tensor.shape) for name, tensor in parameters.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import NoteError
+from dualform.errors import DualformWarning, NoteError
 
 ORDERS = {
     "before": ("index label", ""),
@@ -244,7 +244,7 @@ def test_batches_that_nobody_notes_are_told_apart_where_only_the_backward_pass_s
                 out = model(x) if blocks else checkpoint(model, x, use_reentrant=True)
                 if evaluate:
                     with torch.no_grad():
-                        (model.first if blocks else model)(x)
+                        (model.first if isinstance(model, Blocks) else model)(x)
                 out.square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -258,7 +258,7 @@ def test_rows_that_only_the_backward_pass_shows_are_marked_with_what_to_do(tmp_p
     model = Blocks()
     optimizer = sgd(model)
     with (
-        pytest.warns(dualform.errors.DualformWarning, match="only inside the backward pass.*use_reentrant=False"),
+        pytest.warns(DualformWarning, match="only inside the backward pass.*use_reentrant=False"),
         dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False),
     ):
         model(torch.randn(5, 4, dtype=torch.float64, requires_grad=True)).square().sum().backward()
