@@ -1,12 +1,17 @@
 """Settings that all tests share."""
 
+import importlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import settings
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("night", max_examples=1000, deadline=None)
@@ -18,6 +23,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for whatever a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # on layers this small a second thread costs more than it brings, and tests run side by side
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a script of ``benchmarks/`` by its name."""
+    if not BENCHMARKS.exists():
+        pytest.skip("the benchmarks are not part of a source distribution")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")

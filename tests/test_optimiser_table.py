@@ -1,7 +1,6 @@
 """The table of optimisers and kinds of layers in the documents is whole, within its bars, and can be made again."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,11 @@ from dualform.record.layers.table import OTHERS
 from dualform.rules import RULES
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ROOT / "benchmarks"
-
-pytestmark = pytest.mark.skipif(not SCRIPTS.exists(), reason="the benchmarks are not here")
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-        import optimisers  # type: ignore[import-not-found]
-
-        yield optimisers
+def script(benchmark) -> Any:
+    return benchmark("optimisers")
 
 
 def sections() -> dict[str, str]:

@@ -26,7 +26,6 @@ from dualform.memory import Pending, Writer, read_manifest
 from dualform.record import session, shelf
 from dualform.types import Ended
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DATA = batches(8, 4, 5, 3)
 PLACES = [
     "begin", "note", "forward hook", "backward hook", "end of backward", "hook before the step", "optimiser's step",
@@ -81,13 +80,10 @@ def assert_whole(path: Path, model: nn.Module, step: int) -> dualform.Memory:
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Iterator[Any]:
-    if not BENCHMARKS.exists():
-        pytest.skip("the benchmarks are not part of a source distribution")
+def campaign(benchmark) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
         patch.setattr(shelf, "DIGEST_STEPS", 3)
-        yield importlib.import_module("interrupts")
+        yield benchmark("interrupts")
 
 
 @cache
