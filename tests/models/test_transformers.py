@@ -57,7 +57,14 @@ def loss_of(model: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, y)
 
 
-@pytest.mark.parametrize(("kind", "name"), RUNS)
+WITH = {name: [kind for kind, other in RUNS if other == name] for name in ATTENTIONS}
+QUICK = {(kinds[i % len(kinds)], name) for i, (name, kinds) in enumerate(WITH.items())}
+"""Each attention in one of the models."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [pytest.param(*run, marks=() if run in QUICK else pytest.mark.slow) for run in RUNS]
+)
 def test_every_model_with_every_attention_is_recorded_exactly_and_can_be_asked(kind, name, tmp_path):
     make, optimiser, _ = KINDS[kind]
     torch.manual_seed(0)
