@@ -119,7 +119,10 @@ def test_every_member_is_what_the_specification_says(name, data, n, m, seed):
     found = made.head_outputs(x, context if kind == "cross" else None, padding=gone, causal=kind == "causal")
     expected = written_out(made, name, x, context, gone, kind == "causal", options)
     valid = torch.ones(2, n, dtype=torch.bool) if kind == "cross" else ~gone
-    close(found.transpose(1, 2)[valid], expected.transpose(1, 2)[valid], 1e-7)  # variances near zero are divided by
+    found, expected = found.transpose(1, 2)[valid], expected.transpose(1, 2)[valid]
+    known = expected.isfinite()  # where all of a key's features underflow, the specification divides zero by zero
+    assert bool(found.isfinite().all())
+    close(found[known], expected[known], 1e-7)  # variances near zero are divided by
 
 
 @pytest.mark.parametrize("apply_to", ["qk", "k", "qkv"])
