@@ -97,6 +97,10 @@ class Writer:
         if self._last is not None:
             self._last.done.wait()
 
+    def has_room(self, within: float) -> bool:
+        """Whether the shard before is out of the way, now or within so many seconds."""
+        return self._last is None or self._last.done.wait(within)
+
     def wait(self) -> None:
         """Come back when everything handed over is on disk and listed in the manifest."""
         self.wait_for_room()

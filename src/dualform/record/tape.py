@@ -48,6 +48,10 @@ TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
 
 
+GRACE = 5.0
+"""Seconds that a disk gets when the recording ends, if the user did not want to wait for it before."""
+
+
 def record(
     model: nn.Module,
     optimizer: optim.Optimizer | Sequence[optim.Optimizer],
@@ -327,11 +331,12 @@ class Tape:
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
-        if self.interrupts.gave_up:
+        if self.interrupts.gave_up and not self._shelf.writer.has_room(within=GRACE):
             written = self._shelf.writer.manifest.steps
             message = f"the disk was not waited for: of steps {written + 1} to {self.step} none is known to be written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
+        self.interrupts.gave_up = False
         try:
             self._keep_weights()
             self._shelf.flush(live=False)
