@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check format reproduce clean
+.PHONY: help demo test slow typed check format reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -23,6 +23,9 @@ test: $(READY) ## run the tests in JOBS=2 processes, without the long ones
 
 slow: $(READY) ## run the long tests alone
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+typed: $(READY) ## run the tests of make test with the shapes and types of all arguments checked; takes twice as long
+	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --jaxtyping-packages=dualform,beartype.beartype $(ARGS)
 
 check: $(READY) ## check the format, the style and the types
 	@$(BIN)/ruff format --check .
