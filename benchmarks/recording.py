@@ -115,7 +115,6 @@ def main():
         return
     with source_of(asked.before) as before:
         table = "\n".join(line for threads in asked.threads for line in measure(asked, threads, before))
-        one(asked, asked.threads[0], HERE.parent / "src", asked.folder)
     disk = sum(file.stat().st_size for file in asked.folder.rglob("*") if file.is_file())
     visits = asked.steps * BATCH
     more = f" recorded by {asked.before}, s | now / {asked.before} |" if asked.before else ""

@@ -18,12 +18,7 @@ def axis_of_examples(store: Store, info: LayerInfo, rows: Shaped[Tensor, "..."])
     """The axis of what a layer got that counts examples: as ``batch_dim`` said, or as it was found while recording."""
     if info.batch_dim or rows.ndim < 3 or not store.slots(info.name):
         return info.batch_dim
-    calls = store.calls(info.name)
-    several = (calls.visit >= 0) & (calls.batch > 1) & (calls.rows > calls.batch)
-    stride, first = calls.stride[several], (calls.rows // calls.batch)[several]
-    if not len(stride) or (stride == first).any():
-        return 0
-    return rows.ndim - 2 if (stride == 1).all() else 1  # the last one, as in (time, examples), or one between
+    return {"first": 0, "between": 1, "last": rows.ndim - 2}[store.calls(info.name).axis_of_examples]
 
 
 def require_batch_axis(store: Store, inputs: Any, seen: Mapping[str, Sequence[Tensor]]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -45,6 +46,15 @@ class Calls:
         shift = self.visit - self.start
         plain = (self.stride == 1) & (self.rows <= self.batch) & (self.visit >= 0) & (shift == shift[:1])
         return int(shift[0]) if plain.size and plain.all() else None
+
+    @cached_property
+    def axis_of_examples(self) -> Literal["first", "last", "between"]:
+        """Which of the leading axes counted the examples, in the calls that show it."""
+        several = (self.visit >= 0) & (self.batch > 1) & (self.rows > self.batch)
+        stride, rows_each = self.stride[several], (self.rows // self.batch)[several]
+        if not len(stride) or (stride == rows_each).any():
+            return "first"
+        return "last" if (stride == 1).all() else "between"
 
     def positions_of(self, slots: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
         """The place of each slot inside its example (token, pixel)."""

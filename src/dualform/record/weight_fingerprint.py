@@ -23,9 +23,10 @@ STRETCH = 1 << 15
 
 
 class Written(NamedTuple):
-    """A tensor of the optimiser's state: how often it was written to, and the checksum of a stretch of it."""
+    """A tensor of the optimiser's state: where it lies, how often it was written to, a checksum of a stretch."""
 
     tensor: Tensor
+    address: int
     version: int
     stretch: "Stretch"
     checksum: int
@@ -74,11 +75,11 @@ class WeightFingerprints:
             stretch = Stretch(tensor, self._turn * 7919 % -(-size // STRETCH) * STRETCH, STRETCH)
         else:
             stretch = before.stretch if before is not None and before.tensor is tensor else Stretch(tensor)
-        return Written(tensor, tensor._version, stretch, stretch.checksum())
+        return Written(tensor, tensor.data_ptr(), tensor._version, stretch, stretch.checksum())
 
 
 def _is_other(before: Written, tensor: Tensor) -> bool:
-    if tensor is before.tensor and tensor._version == before.version:
+    if tensor is before.tensor and (tensor.data_ptr(), tensor._version) == (before.address, before.version):
         return before.stretch.checksum() != before.checksum
     whole = before.stretch.size is None  # then its bytes tell, whichever tensor they are in
     return not whole or Stretch(tensor).checksum() != before.checksum
