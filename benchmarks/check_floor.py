@@ -72,7 +72,8 @@ def main():
     save(
         "check-floor",
         f"""MLP 784-800-800-10 ({size:.1f} MB of weights) on MNIST, batches of {BATCH}, unrecorded. Each column is one
-reading of all weights (a 64-bit checksum) or of all gradients (a product with a vector), in milliseconds, median over steps.
+reading of all weights (a 64-bit checksum) or of all gradients (a product with a vector), in
+milliseconds, median over steps.
 
 | torch threads | one step, ms | weights after, ms | weights before, ms | gradients, ms | together, of a step |
 |---|---|---|---|---|---|
