@@ -16,8 +16,8 @@ import torch
 from paper_run import images, machine, save
 
 import dualform
-from dualform.attend import View, stream
-from dualform.explain.queries import Asked
+from dualform.engine import View, stream
+from dualform.explain.query.layer_queries import Asked
 from dualform.models import MLP
 
 

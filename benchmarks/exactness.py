@@ -10,7 +10,7 @@ import torch
 from paper_run import STEPS, images, machine, save, train
 
 import dualform
-from dualform.attend import View, coefficients, dual_output, initial_part
+from dualform.engine import View, coefficients, dual_output, initial_part
 
 
 def attended(memory, x):

@@ -21,8 +21,8 @@ import dualform
 from dualform.models import MLP
 from dualform.show.examples import Examples
 from dualform.show.views.explorer import Explorer
+from dualform.show.web.app import warm_up
 from dualform.show.web.serve import make_server
-from dualform.show.web.server import warm_up
 
 WIDTHS = (784, 800, 800, 10)
 

@@ -11,21 +11,28 @@ from typing import Any
 
 from torch import optim
 
-from dualform.memory import writer
-from dualform.record import interrupts
+from dualform.record.hooks import interrupts
+from dualform.store import shard_writer as writer
 
-RECORD = Path(interrupts.__file__).parent
+RECORD = Path(interrupts.__file__).parents[1]
 FILES = {str(file) for file in (*RECORD.rglob("*.py"), writer.__file__, *Path(optim.__file__).parent.glob("*.py"))}
 FILES -= {interrupts.__file__}  # the handler itself
 
 PLACES = {
-    ("tape.py", "__enter__"): "begin", ("tape.py", "__exit__"): "close", ("tape.py", "note"): "note",
-    ("tape.py", "flush"): "flush", ("kind.py", "_after"): "forward hook", ("passes.py", "_error"): "backward hook",
-    ("passes.py", "_ended"): "end of backward", ("steps.py", "_before"): "hook before the step",
-    ("steps.py", "_after"): "hook after the step", ("shelf.py", "_digest"): "digest",
-    ("shelf.py", "_closed"): "hand-over", ("shelf.py", "_send"): "hand-over",
+    ("tape.py", "__enter__"): "begin",
+    ("tape.py", "__exit__"): "close",
+    ("tape.py", "note"): "note",
+    ("tape.py", "flush"): "flush",
+    ("protocol.py", "_after"): "forward hook",
+    ("backward_hooks.py", "_error"): "backward hook",
+    ("backward_hooks.py", "_ended"): "end of backward",
+    ("step_hooks.py", "_before"): "hook before the step",
+    ("step_hooks.py", "_after"): "hook after the step",
+    ("shard_builder.py", "_digest"): "digest",
+    ("shard_builder.py", "_closed"): "hand-over",
+    ("shard_builder.py", "_send"): "hand-over",
     (Path(interrupts.STEP.co_filename).name, interrupts.STEP.co_name): "optimiser's step",
-}  # fmt: skip
+}
 """Functions, and what the page calls all that happens inside them."""
 
 

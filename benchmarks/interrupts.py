@@ -36,7 +36,7 @@ from paper_run import machine, save
 
 import dualform
 from dualform.errors import DualformError, DualformWarning
-from dualform.record import shelf
+from dualform.record.shards import shard_builder as shelf
 
 COUNT = 1000
 SHOTS = 3

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.errors import MemoryNotFound, NotAMemory
-from dualform.record import shelf
+from dualform.record.shards import shard_builder as shelf
 
 KILLS, STEPS, BATCH, EVERY = 20, 240, 32, 20
 NEAR = 1e-12

@@ -288,7 +288,7 @@ class NaiveSlots:
 
 
 class Naive:
-    """A memory read from its files alone, as ``memory/manifest.py`` describes them, with nothing of the library."""
+    """A memory read from its files alone, as ``store/format/manifest.py`` describes them, without the library."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -53,10 +53,10 @@ from dualform.errors import (
     WriteError,
 )
 
-files = importlib.import_module("dualform.memory.files")
-out = importlib.import_module("dualform.memory.out")
-tensors = importlib.import_module("dualform.memory.tensors")
-shelf = importlib.import_module("dualform.record.shelf")
+files = importlib.import_module("dualform.store.io.atomic_file")
+out = importlib.import_module("dualform.store.io.direct_io")
+tensors = importlib.import_module("dualform.store.format.safetensors_file")
+shelf = importlib.import_module("dualform.record.shards.shard_builder")
 
 STEPS, BATCH = 3, 4
 NAN, INF = float("nan"), float("inf")

@@ -5,8 +5,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.svm.dynamics import Factors, Samples, Weights, cosine, descend, logits, selected
-from dualform.svm.heads import LinearHead
+from dualform.svm.dynamics.gradient_descent import Factors, Samples, Weights, cosine, descend, logits, selected
+from dualform.svm.dynamics.output_heads import LinearHead
 
 from .released import descend_as_released
 from .settings import RATE, LocalSettings

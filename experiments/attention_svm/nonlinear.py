@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from dualform.svm import fit, fit_generalised
-from dualform.svm.dynamics import Samples, Weights, descend, logits
-from dualform.svm.heads import ReluHead
+from dualform.svm.dynamics.gradient_descent import Samples, Weights, descend, logits
+from dualform.svm.dynamics.output_heads import ReluHead
 from experiments.runs import console
 
 from .released import descend_as_released

@@ -9,8 +9,8 @@ from rich.progress import track
 from torch import Tensor
 
 from dualform.svm import Separation
-from dualform.svm.dynamics import Samples, cosine, descend, selected
-from dualform.svm.heads import LinearHead
+from dualform.svm.dynamics.gradient_descent import Samples, cosine, descend, selected
+from dualform.svm.dynamics.output_heads import LinearHead
 from experiments.runs import console
 
 from .settings import RATE, OutcomeSettings

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from dualform.svm.dynamics import Descent, Factors, Samples, Weights, cosine, descend, selected
-from dualform.svm.heads import LinearHead
+from dualform.svm.dynamics.gradient_descent import Descent, Factors, Samples, Weights, cosine, descend, selected
+from dualform.svm.dynamics.output_heads import LinearHead
 
 from .settings import RATE, PathSettings
 from .trials import best, generator, matrices, normal, separations, share, spread_of, unit

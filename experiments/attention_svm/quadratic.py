@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from dualform.svm import fit, fit_generalised
-from dualform.svm.dynamics import Samples, Weights, descend, logits
-from dualform.svm.heads import QuadraticHead
+from dualform.svm.dynamics.gradient_descent import Samples, Weights, descend, logits
+from dualform.svm.dynamics.output_heads import QuadraticHead
 
 from .nonlinear import SELECTED, apart, summary
 from .settings import QuadraticSettings

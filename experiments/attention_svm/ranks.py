@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from rich.progress import track
 
 from dualform.svm import Separation
-from dualform.svm.dynamics import Samples
+from dualform.svm.dynamics.gradient_descent import Samples
 from experiments.runs import console
 
 from .settings import RankSettings

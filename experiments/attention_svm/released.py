@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from dualform.svm.dynamics import Descent, Factors, Samples, Weights, logits, loss
-from dualform.svm.heads import Head
+from dualform.svm.dynamics.gradient_descent import Descent, Factors, Samples, Weights, logits, loss
+from dualform.svm.dynamics.output_heads import Head
 
 from .settings import DECAY, RATE
 

@@ -20,7 +20,7 @@ from dualform import data, svm
 from dualform.errors import QueryError
 from dualform.models import SeriesClassifier, TransformerLM
 from dualform.show.views.render import as_plain
-from dualform.svm.alignment import cosine_of
+from dualform.svm.heads.alignment import cosine_of
 from experiments.runs import Run, console
 
 from .settings import TrainedSettings

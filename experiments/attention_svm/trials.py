@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from dualform.svm import Separation, fit
-from dualform.svm.dynamics import Samples, Weights, logits
-from dualform.svm.heads import LinearHead
-from dualform.svm.separation import Norm
+from dualform.svm.dynamics.gradient_descent import Samples, Weights, logits
+from dualform.svm.dynamics.output_heads import LinearHead
+from dualform.svm.separation.separation import Norm
 
 TOLERANCE: dict[Norm, float] = {"frobenius": 1e-8, "nuclear": 1e-5}
 """Relative gaps that separating matrices are solved to."""

@@ -12,8 +12,8 @@ import torch
 from written import written
 
 from dualform.errors import DataNotFound
-from dualform.show.reproduce import paper, reproduce
-from dualform.svm.dynamics import Factors, descend, gradient
+from dualform.show.commands.reproduce import paper, reproduce
+from dualform.svm.dynamics.gradient_descent import Factors, descend, gradient
 
 pytest.importorskip("numba")
 pytest.importorskip("cvxpy")

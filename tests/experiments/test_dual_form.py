@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import dualform
 from dualform.data import aesop, cifar10, fashion_mnist, mnist, wikitext2
 from dualform.errors import DataNotFound, QueryError
-from dualform.show import cli
-from dualform.show.reproduce import known, paper, reproduce
+from dualform.show.commands import cli
+from dualform.show.commands.reproduce import known, paper, reproduce
 
 paper("dual-form")  # puts the source tree on the path
 

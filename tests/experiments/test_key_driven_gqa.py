@@ -8,7 +8,7 @@ from written import written
 
 from dualform.data import cifar10, fashion_mnist
 from dualform.errors import DataNotFound
-from dualform.show.reproduce import paper, reproduce
+from dualform.show.commands.reproduce import paper, reproduce
 
 paper("key-driven-gqa")  # puts the source tree on the path
 

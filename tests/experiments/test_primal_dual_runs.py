@@ -12,7 +12,7 @@ from written import written
 from dualform.attention import default_scales, keep_rate
 from dualform.data import reviews, series
 from dualform.errors import DataNotFound
-from dualform.show.reproduce import paper, reproduce
+from dualform.show.commands.reproduce import paper, reproduce
 
 paper("primal-dual")  # puts the source tree on the path
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dualform.errors import SizeError
-from dualform.show.reproduce import source_tree
+from dualform.show.commands.reproduce import source_tree
 
 sys.path.insert(0, str(source_tree()))
 

@@ -10,7 +10,7 @@ from written import written
 
 from dualform.data import wikitext2
 from dualform.errors import DataNotFound
-from dualform.show.reproduce import paper, reproduce
+from dualform.show.commands.reproduce import paper, reproduce
 
 paper("rcmha")  # puts the source tree on the path
 

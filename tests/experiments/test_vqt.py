@@ -10,7 +10,7 @@ from written import written
 
 from dualform.data import cifar10, mnist
 from dualform.errors import DataNotFound
-from dualform.show.reproduce import paper, reproduce
+from dualform.show.commands.reproduce import paper, reproduce
 from dualform.tuning import VisualQueryTuning
 
 paper("vqt")  # puts the source tree on the path

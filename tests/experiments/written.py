@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dualform.show.reproduce import source_tree
+from dualform.show.commands.reproduce import source_tree
 
 
 def written(page: Any, runs: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 
 import dualform
 from dualform.errors import QueryError
-from dualform.explain.shadow import shadow_of
+from dualform.explain.query.model_shadow import shadow_of
 
 # ---------------------------------------------------------------- what must not change
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dualform.errors import UnsupportedLayer
-from dualform.record.layers.gates import GradsOfOutputs, gate_inputs, gate_maps, gate_rows, refusal
+from dualform.record.layers.recurrent_math import GradsOfOutputs, gate_inputs, gate_maps, gate_rows, refusal
 
 KINDS: dict[str, tuple[type[nn.RNN | nn.LSTM | nn.GRU], dict[str, Any]]] = {
     "RNN of tanh": (nn.RNN, {}),

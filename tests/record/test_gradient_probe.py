@@ -5,8 +5,8 @@ import torch
 from helpers import close
 from torch import Tensor
 
-from dualform.memory import gradient_from
-from dualform.record.gradient_probe import Probe, of_call, of_gradients
+from dualform.record.verify.gradient_probe import Probe, of_call, of_gradients
+from dualform.store import gradient_from
 from dualform.types import LayerInfo, ModuleInfo, Piece
 
 ROWS = 7

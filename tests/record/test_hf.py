@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
-from dualform.record.shelf import Shelf
+from dualform.record.shards.shard_builder import Shelf
 from dualform.types import Ended
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

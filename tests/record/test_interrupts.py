@@ -22,8 +22,9 @@ from torch.nn import functional as F
 
 import dualform
 from dualform.errors import DualformWarning, RecordError
-from dualform.memory import Pending, Writer, read_manifest
-from dualform.record import session, shelf
+from dualform.record import trainer_session as session
+from dualform.record.shards import shard_builder as shelf
+from dualform.store import Pending, Writer, read_manifest
 from dualform.types import Ended
 
 DATA = batches(8, 4, 5, 3)
@@ -429,7 +430,7 @@ def test_a_memory_of_before_does_not_claim_to_know_how_it_ended(tmp_path):
     model = mlp(5, 4, 3)
     with recorded(tmp_path, model, sgd(model)):
         pass
-    manifest = importlib.import_module("dualform.memory.manifest")
+    manifest = importlib.import_module("dualform.store.format.manifest")
     assert manifest._ended({"steps": 3}) == Ended("unknown", 3)
 
 

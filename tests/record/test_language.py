@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import dualform
 from dualform import data
-from dualform.attend.replay import Gradients
+from dualform.engine.preconditioned.recurrence import Gradients
 from dualform.errors import DataNotFound
 
 

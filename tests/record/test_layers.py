@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.record import KINDS as TABLE
 from dualform.record import kind_of
-from dualform.record.passes import Forward
+from dualform.record.training.backward_hooks import Forward
 
 OPTIMISERS = {
     "SGD": lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),

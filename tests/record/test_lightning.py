@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
-from dualform.record.shelf import Shelf
+from dualform.record.shards.shard_builder import Shelf
 from dualform.types import Ended
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

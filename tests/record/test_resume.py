@@ -30,7 +30,7 @@ from dualform.errors import (
     NoteError,
     ResumeError,
 )
-from dualform.memory import sampled
+from dualform.store import sampled
 
 STEPS, BATCH, WIDTH = 10, 4, 6
 NEAR = 1e-12

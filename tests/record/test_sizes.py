@@ -9,8 +9,9 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.record import shelf as shelves
-from dualform.record import sizes, stage
+from dualform.record.shards import shard_builder as shelves
+from dualform.record.shards import size_report as sizes
+from dualform.record.slots import slot_buffers as stage
 
 UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 

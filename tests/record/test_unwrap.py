@@ -9,7 +9,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.record.unwrap import unwrapped
+from dualform.record.plan.wrapped_optimizers import unwrapped
 
 DATA = batches(6, 4, 5, 3)
 

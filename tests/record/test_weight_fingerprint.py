@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dualform.record.weight_fingerprint import STRETCH, WHOLE, WeightFingerprints
+from dualform.record.verify.weight_fingerprint import STRETCH, WHOLE, WeightFingerprints
 
 
 @pytest.mark.parametrize("size", [8, WHOLE // 4 + 1, 4 * STRETCH])

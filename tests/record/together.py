@@ -26,7 +26,7 @@ from kinds import KINDS, Kind
 
 import dualform
 from dualform.errors import DualformError
-from dualform.record import shelf
+from dualform.record.shards import shard_builder as shelf
 
 WORLD = 2
 

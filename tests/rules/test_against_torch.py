@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from dualform.attend import State, advance
+from dualform.engine import State, advance
 from dualform.rules import RULES, Rule, rule_for
 from dualform.rules.signs import LION
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dualform.explain import Memory, open_memory
 from dualform.models import MLP, LSTMLanguageModel, SeriesClassifier, ViT
 from dualform.record import record
-from dualform.show import demo
+from dualform.show.commands import demo
 from dualform.show.examples import Examples
 from dualform.show.examples.vocabulary import Words
 from dualform.show.views.explorer import Explorer

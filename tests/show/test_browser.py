@@ -12,7 +12,7 @@ from serving import Served, serving
 from dualform.show.examples import png
 from dualform.show.views.explorer import Place
 from dualform.show.views.whatif import REMOVED
-from dualform.show.web.server import warm_up
+from dualform.show.web.app import warm_up
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")

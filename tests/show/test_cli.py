@@ -14,7 +14,7 @@ from dualform.errors import AskError
 from dualform.explain import open_memory
 from dualform.models import MLP
 from dualform.record import record
-from dualform.show import cli
+from dualform.show.commands import cli
 
 MODEL = "dualform.models:MLP(16, 8, 3)"
 COMMANDS = dict(get_command(cli.app).commands)  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,7 +5,7 @@ import torch
 from rich.console import Console
 
 from dualform.explain import open_memory
-from dualform.show import demo
+from dualform.show.commands import demo
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from dualform.explain import open_memory
 from dualform.explain.groups import stretch_edges
 from dualform.models import MLP
 from dualform.record import record
-from dualform.show import demo
+from dualform.show.commands import demo
 from dualform.show.examples import Examples
 from dualform.show.views.attention import Looking, attention
 from dualform.show.views.explorer import Explorer, Place, visible

@@ -9,7 +9,7 @@ import pytest
 
 from dualform.errors import QueryError
 from dualform.show import figures
-from dualform.show.words import same_digits
+from dualform.show.text.words import same_digits
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dualform import svm
 from dualform.attention import build
 from dualform.errors import QueryError
-from dualform.show.cli import app
+from dualform.show.commands.cli import app
 from dualform.show.views.explorer import Explorer
 from dualform.show.views.render import as_plain
 from dualform.show.views.separation import Asking, BuiltBy, HeadsView, Separation, Through, separation

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dualform.show.examples import Examples
 from dualform.show.examples.vocabulary import Words
-from dualform.show.terminal import bar, looks, passage, picture, spark
+from dualform.show.text.terminal import bar, looks, passage, picture, spark
 
 
 def drawn(text, colour: bool = False) -> str:

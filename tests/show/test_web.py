@@ -18,9 +18,9 @@ from dualform.show.views.explorer import Explorer, Place
 from dualform.show.views.prediction import Question, predict
 from dualform.show.views.render import as_plain
 from dualform.show.views.whatif import REMOVED
+from dualform.show.web.app import warm_up
 from dualform.show.web.guard import HEADERS, MOST_BYTES
 from dualform.show.web.serve import is_loopback, listen, make_server
-from dualform.show.web.server import warm_up
 
 pytest.importorskip("uvicorn", reason="the extra web is not installed")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dualform.errors import SizeError
 from dualform.svm import fit
-from dualform.svm.dynamics import (
+from dualform.svm.dynamics.gradient_descent import (
     Factors,
     Samples,
     cosine,
@@ -20,8 +20,8 @@ from dualform.svm.dynamics import (
     regularisation_path,
     selected,
 )
-from dualform.svm.heads import LinearHead, QuadraticHead, ReluHead
-from dualform.svm.separation import Norm
+from dualform.svm.dynamics.output_heads import LinearHead, QuadraticHead, ReluHead
+from dualform.svm.separation.separation import Norm
 
 pytest.importorskip("numba")
 

@@ -12,8 +12,8 @@ from dualform.attention import SoftmaxAttention
 from dualform.attention.core import attend, split_heads
 from dualform.errors import SizeError
 from dualform.svm import Regression, Solution, expand, polynomial_features, primal, solve, truncation_bound
-from dualform.svm.expansion import log_kernel, log_normaliser
-from dualform.svm.features import multi_indices
+from dualform.svm.expansion.expansion import log_kernel, log_normaliser
+from dualform.svm.expansion.features import multi_indices
 
 ROUNDING = torch.finfo(torch.float64).eps
 

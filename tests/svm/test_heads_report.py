@@ -13,13 +13,13 @@ from dualform.attention import build
 from dualform.attention.softmax import SoftmaxAttention
 from dualform.errors import QueryError, SizeError
 from dualform.svm import Report, fit, fit_generalised, report, reports
-from dualform.svm.alignment import Alignment
-from dualform.svm.dynamics import Samples, descend
-from dualform.svm.heads import LinearHead
-from dualform.svm.problem import Problem
-from dualform.svm.reading import sentences
-from dualform.svm.separation import Norm, Separation
-from dualform.svm.span import inside, smallest
+from dualform.svm.dynamics.gradient_descent import Samples, descend
+from dualform.svm.dynamics.output_heads import LinearHead
+from dualform.svm.heads.alignment import Alignment
+from dualform.svm.heads.report_text import sentences
+from dualform.svm.separation.problem import Problem
+from dualform.svm.separation.separation import Norm, Separation
+from dualform.svm.separation.span import inside, smallest
 
 pytest.importorskip("numba")
 

@@ -13,7 +13,7 @@ from dualform.attention import ATTENTIONS, Heads, build
 from dualform.errors import ModelMismatch, QueryError
 from dualform.models import SeriesClassifier, TransformerLM
 from dualform.svm import look
-from dualform.svm.sight import Sight
+from dualform.svm.heads.head_inputs import Sight
 
 PADDING = torch.zeros(3, 9, dtype=torch.bool)
 PADDING[0, 6:] = PADDING[2, 8:] = True

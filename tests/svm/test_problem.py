@@ -11,8 +11,8 @@ from selections import SELECTIONS, made, unit
 from torch.nn import functional as F
 
 from dualform.svm import fit
-from dualform.svm.faces import climb
-from dualform.svm.problem import Problem
+from dualform.svm.separation.margin_faces import climb
+from dualform.svm.separation.problem import Problem
 
 
 @given(problem=SELECTIONS, seed=st.integers(0, 2**32 - 1))

@@ -15,7 +15,7 @@ from torch import Tensor
 from dualform.attention.expansion import KernelName
 from dualform.errors import QueryError, SizeError
 from dualform.svm import Regression, Solution, expand, solve
-from dualform.svm.expansion import log_kernel, log_normaliser
+from dualform.svm.expansion.expansion import log_kernel, log_normaliser
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dualform.attention import ATTENTIONS, build
 from dualform.errors import QueryError
 from dualform.svm import Regression, solve, support_vectors
-from dualform.svm.support import power
+from dualform.svm.expansion.support_vectors import power
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

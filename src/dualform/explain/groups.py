@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 
 from dualform.errors import QueryError, UnknownColumn
-from dualform.memory import Block, Store
+from dualform.store import Block, Store
 
 
 @dataclass(frozen=True)

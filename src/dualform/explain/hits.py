@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.attend import Best, Queries, View, coefficients
-from dualform.memory import Store, parts_of
+from dualform.engine import Best, Queries, View, coefficients
+from dualform.store import Store, parts_of
 from dualform.types import LayerInfo
 
 from .answers import Hits
-from .queries import Asked
+from .query.layer_queries import Asked
 
 
 def hits_of(store: Store, view: View, asked: Asked, queries: Queries, best: Best) -> Hits:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.attend import View
+from dualform.engine import View
 from dualform.errors import QueryError
-from dualform.memory import Store
+from dualform.progress import Progress
+from dualform.store import Store
 
 from .groups import GroupOf, given_groups, groups_of
-from .progress import Progress
 from .weights import Book, explained, split_by
 
 LARGEST = 4 << 30

@@ -11,23 +11,23 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from dualform.attend import Agreement, View, certify, explained_layers
+from dualform.engine import Agreement, View, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
-from dualform.memory import Store, normal_mode
+from dualform.progress import Progress, bar
 from dualform.rules import Rule
+from dualform.store import Store, normal_mode
 from dualform.types import Mark
 
-from .along import Along
 from .certificate import Certificate
-from .checks import check_samples, foreign_frozen, is_network_of
 from .filters import Filter, matching, named
-from .forward import run
 from .ledger import Ledger, make_ledger, some_of
-from .progress import Progress, bar
-from .shadow import shadow_of
-from .sizes import visit_sizes
+from .model_identity import check_samples, foreign_frozen, is_network_of
+from .query.capture import run
+from .query.linear_functional import Along
+from .query.model_shadow import shadow_of
+from .query.targets import Target
 from .spotlight import Spotlight
-from .targets import Target
+from .visit_norms import visit_sizes
 from .weights import explained, kept_network, network, one_parameter
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from dualform.errors import QueryError
 
-from .parts import is_shaped
-from .targets import examples_first, logits_of
+from .contributions import is_shaped
+from .query.targets import examples_first, logits_of
 
 if TYPE_CHECKING:
     from .spotlight import Spotlight

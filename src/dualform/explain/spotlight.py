@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualform.attend import (
+from dualform.engine import (
     Best,
     BestOfGroups,
     GroupSums,
@@ -22,19 +22,19 @@ from dualform.attend import (
     split,
 )
 from dualform.errors import QueryError
-from dualform.memory import matrix_of
+from dualform.progress import Progress, bar
+from dualform.store import matrix_of
 from dualform.types import LayerInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
-from .examples import first_axis
-from .forward import Capture, apply, capture
+from .contributions import group_parts, is_shaped, is_shared, parts_of, without_scan
 from .groups import Stretches, group_slots
 from .hits import hits_of
 from .notebook import as_html
-from .parts import group_parts, is_shaped, is_shared, parts_of, without_scan
-from .progress import Progress, bar
-from .queries import Asked
-from .targets import Target, target_key
+from .query.capture import Capture, apply, capture
+from .query.example_axis import first_axis
+from .query.layer_queries import Asked
+from .query.targets import Target, target_key
 
 if TYPE_CHECKING:
     from .memory import Memory

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dualform.attend import Split, View, explained_layers, split
-from dualform.memory import Store
+from dualform.engine import Split, View, explained_layers, split
+from dualform.progress import Progress, bar
+from dualform.store import Store
 from dualform.types import ParameterInfo
-
-from .progress import Progress, bar
 
 
 def explained(store: Store) -> list[str]:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from dualform.errors import NoteError, RecordError, require
 
-from .session import Columns, Session, around, refuse_shared
-from .unwrap import unwrapped
+from .hooks.method_wrapper import around
+from .plan.wrapped_optimizers import unwrapped
+from .trainer_session import Columns, Session, refuse_shared
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.errors import require
 
-from .session import Columns, Session, around, refuse_shared
+from .hooks.method_wrapper import around
+from .trainer_session import Columns, Session, refuse_shared
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Lightning goes by two names, each with classes of its own."""

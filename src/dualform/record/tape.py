@@ -13,36 +13,36 @@ from typing import Any
 from rich.console import Console
 from torch import nn, optim
 
-from dualform.attend import View, certify
+from dualform.engine import View, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
-from dualform.memory import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
 from dualform.rules import Rule
+from dualform.store import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
 from dualform.types import DType, Ended, Keep
 
-from .around import around
-from .begin import begin_at, states_of
-from .book import Book, states_by_name
-from .credit import Credit
-from .frozen import Frozen
-from .gradients import Follower
-from .interrupts import Interrupts
-from .joining import NOT_RECORDED, are_as_at_first, joining
-from .marks import Marks
-from .notes import Notes
-from .options import Options
-from .outside import Outside
-from .passes import Passes
-from .plan import Plan, make_plan
-from .proof import Proof
-from .ranks import find_ranks
-from .rest import Rest
-from .resume import demote_again, resume_at
-from .samples import Samples
-from .shelf import Shelf
-from .sizes import Sizes
-from .stations import Stations
-from .steps import Steps
-from .unwrap import plain_optimizers
+from .distributed.process_group import find_ranks
+from .hooks.interrupts import Interrupts
+from .hooks.method_wrapper import around
+from .late_layers import NOT_RECORDED, are_as_at_first, joining
+from .plan.options import Options
+from .plan.recording_plan import Plan, make_plan
+from .plan.wrapped_optimizers import plain_optimizers
+from .rows.row_credit import Credit
+from .shards.shard_builder import Shelf
+from .shards.size_report import Sizes
+from .slots.batch_columns import Notes
+from .state.create import begin_at, states_of
+from .state.frozen_weights import Frozen
+from .state.rest_snapshots import Rest
+from .state.resume import demote_again, resume_at
+from .state.state_checkpoints import Stations
+from .step_hooks import Steps
+from .training.backward_hooks import Passes
+from .training.live_ledger import Book, states_by_name
+from .training.outside_changes import Outside
+from .verify.gradient_follower import Follower
+from .verify.live_certificate import Proof
+from .verify.marks import Marks
+from .verify.weight_samples import Samples
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""

@@ -1,18 +1,18 @@
 """What an attention layer selected: the regression that it is the expansion of, and how it separates tokens."""
 
-from .expansion import expand, primal
-from .features import polynomial_features, truncation_bound
-from .finding import HeadReport, SupportToken
-from .generalised import TwoParts, fit_generalised
-from .look import look
-from .origin import Origin, origin
-from .proof import Proof, prove
-from .regression import Regression, Solution
-from .report import Report, report, reports
-from .separation import Certificate, Separation, fit
-from .solver import solve
-from .support import Support, SupportVector, support_vectors
-from .trajectory import Trajectory, trajectory
+from .dynamics.trajectory import Trajectory, trajectory
+from .expansion.expansion import expand, primal
+from .expansion.features import polynomial_features, truncation_bound
+from .expansion.regression import Regression, Solution
+from .expansion.solver import solve
+from .expansion.support_vectors import Support, SupportVector, support_vectors
+from .expansion.theorem import Proof, prove
+from .heads.attention_calls import look
+from .heads.head_findings import HeadReport, SupportToken
+from .heads.origin import Origin, origin
+from .heads.report import Report, report, reports
+from .separation.generalised import TwoParts, fit_generalised
+from .separation.separation import Certificate, Separation, fit
 
 __all__ = [
     "Certificate",

@@ -1,7 +1,7 @@
 """One layer kind a file: which linear maps a module applies, and how their inputs and errors are found."""
 
-from .hook import Hook
-from .kind import Call, Found, Kind, Map, Point, Unseen, Watch
+from ..hooks.picklable_hook import Hook
+from .protocol import Call, Found, Kind, Map, Point, Unseen, Watch
 from .table import KINDS, computed, kind_of, owns_forward, refusal_of
 
 __all__ = [

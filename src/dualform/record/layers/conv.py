@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .inner import Inner, WatchedInside, owner_of_forward
-from .kind import Found, Key, Map, Pointed, argument, kept, point_of
+from .inner_map import Inner, WatchedInside, owner_of_forward
+from .protocol import Found, Key, Map, Pointed, argument, kept, point_of
 
 OWN = {
     (cls, name): vars(cls)[name] for cls in (nn.Conv1d, nn.Conv2d) for name in ("forward", "_conv_forward")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .inner import Inner, WatchedInside, owner_of_forward
-from .kind import Found, Key, Map, Point, Pointed, argument, point_of
+from .inner_map import Inner, WatchedInside, owner_of_forward
+from .protocol import Found, Key, Map, Point, Pointed, argument, point_of
 
 FORWARD, EMBEDDING = nn.Embedding.forward, F.embedding
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .inner import Inner, WatchedInside, owner_of_forward, transposed
-from .kind import Found, Key, Map, Pointed, argument, kept, point_of
+from .inner_map import Inner, WatchedInside, owner_of_forward, transposed
+from .protocol import Found, Key, Map, Pointed, argument, kept, point_of
 
 FORWARD, LINEAR = nn.Linear.forward, torch._C._nn.linear  # pyright: ignore[reportAttributeAccessIssue]
 PRODUCTS = frozenset({torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__})

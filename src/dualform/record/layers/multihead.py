@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.errors import UnsupportedLayer
 
-from .hook import Hook
-from .kind import Found, Key, Map, Point, Unseen, Watch, argument, kept, point_of
+from ..hooks.picklable_hook import Hook
 from .linear import LINEAR
+from .protocol import Found, Key, Map, Point, Unseen, Watch, argument, kept, point_of
 
 Projection = tuple[Tensor, Tensor, Tensor]
 """Input, weight and output of one."""

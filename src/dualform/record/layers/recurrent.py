@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .gates import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
-from .kind import AfterForward, Found, Key, Map, Point, Pointed, argument
+from .protocol import AfterForward, Found, Key, Map, Point, Pointed, argument
+from .recurrent_math import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
 
 
 class RecurrentCall:

@@ -5,10 +5,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .conv import Convolution
 from .embedding import Embedding
-from .inner import WatchedInside
-from .kind import Kind
+from .inner_map import WatchedInside
 from .linear import Linear, TurnedLinear
 from .multihead import Multihead
+from .protocol import Kind
 from .recurrent import Recurrent
 
 KINDS: dict[type, Kind] = {

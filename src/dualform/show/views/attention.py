@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dualform.errors import QueryError
-from dualform.svm.support import By
+from dualform.svm.expansion.support_vectors import By
 
 from ..examples import Shown
 from .allocation import Allocation, allocation

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
 from dualform.explain import Memory, Spotlight
-from dualform.explain.parts import is_shaped
+from dualform.explain.contributions import is_shaped
 from dualform.types import LayerInfo
 
 from ..examples import Examples, Shown
 from ..inputs import as_inputs, together
-from ..outputs import need_logits
+from ..text.outputs import need_logits
 from .work import Desk, Pending, Tell
 
 SETS = ("test", "train", "own")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from dualform.attention import Heads, build, load_from
 from dualform.errors import QueryError
 from dualform.explain import Memory
-from dualform.explain.forward import run
-from dualform.explain.shadow import shadow_of
-from dualform.memory import normal_mode
+from dualform.explain.query.capture import run
+from dualform.explain.query.model_shadow import shadow_of
+from dualform.store import normal_mode
 from dualform.svm import Support, support_vectors
 
 AGREE = 1e-4

@@ -12,8 +12,8 @@ from dualform.explain.spotlight import Answer
 from dualform.types import Order, Score
 
 from ..examples import Shown
-from ..outputs import need_logits
-from ..words import FIRST_ORDER, ends, parts, unit
+from ..text.outputs import need_logits
+from ..text.words import FIRST_ORDER, ends, parts, unit
 from .explorer import MANY, AtPlace, Class, Explorer, Place
 from .work import Pending, Tell
 

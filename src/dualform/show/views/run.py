@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from dualform.errors import QueryError
 
 from ..examples import Shown
-from ..words import disk_files
+from ..text.words import disk_files
 from .explorer import Explorer
 
 MOST_VISITS = 200

@@ -9,8 +9,8 @@ import torch
 
 from dualform.errors import QueryError, SizeError
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
-from dualform.svm.origin import Builder, source_of
-from dualform.svm.reading import COLUMNS, LEGEND, cells, sentences
+from dualform.svm.heads.origin import Builder, source_of
+from dualform.svm.heads.report_text import COLUMNS, LEGEND, cells, sentences
 
 from ..examples import Shown
 from .attention import Names, side_of

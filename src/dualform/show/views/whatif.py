@@ -13,8 +13,8 @@ from dualform.explain.filters import matching
 from dualform.explain.groups import stretch_edges
 
 from ..examples import Shown
-from ..outputs import need_logits
-from ..words import MASKED
+from ..text.outputs import need_logits
+from ..text.words import MASKED
 from .explorer import MANY, AtPlace, Class, Explorer, Place
 from .prediction import name_of
 from .work import Pending, Tell

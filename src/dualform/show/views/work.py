@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from dualform.errors import DualformError, QueryError
-from dualform.explain.progress import Progress
+from dualform.progress import Progress
 
 Value = TypeVar("Value")
 Tell = Progress

@@ -13,8 +13,8 @@ from rich.console import Console
 from dualform.errors import QueryError, require
 
 from ..views.explorer import Explorer
+from .app import make_app, warm_up
 from .guard import LOOPBACK
-from .server import make_app, warm_up
 
 
 def serve(explorer: Explorer, host: str, port: int, token: str | None, browser: bool, say: Console) -> None:

@@ -1,0 +1,54 @@
+r"""Sums of attention weights without a scan.
+
+:math:`\sum_t k_t\cdot q = (\sum_t k_t)\cdot q`, so the keys of each group are added up once, and every query after that
+is one small product, however many slots there are. Where no entry of a key or a query is negative, as behind a ReLU,
+:math:`|\alpha_t| = \alpha_t`, and the same sums give the total attention too.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.progress import Watch
+from dualform.store import Block, Store
+
+from .scan import Queries
+from .stream import View, stream
+
+LARGEST = 256 << 20
+"""Bytes that the sums may take."""
+
+
+def fit(store: Store, layer: str, groups: int) -> bool:
+    """Whether the sums of so many groups are small enough to be kept."""
+    return 8 * groups * store.layer(layer)[0].d_in <= LARGEST
+
+
+def key_sums(
+    store: Store, layer: str, view: View, group_of: Callable[[Block], Int[np.ndarray, " m"]], groups: int, *,
+    signed: bool, watch: Watch | None = None,
+) -> Float[Tensor, "G d_in"] | None:  # fmt: skip
+    """The keys of each group, added up in float64; None if some entry is negative and they are not to be ``signed``."""
+    info, _ = store.layer(layer)
+    total = torch.zeros(groups, info.d_in, dtype=torch.float64)
+    for slots in stream(store, layer, view, errors=False, watch=watch):
+        if not signed and not info.indexed and bool((slots.keys < 0).any()):
+            return None
+        group = torch.from_numpy(group_of(slots.block))
+        if info.indexed:
+            ones = torch.ones(len(group), dtype=total.dtype)
+            total.index_put_((group, slots.keys[:, 0].long()), ones, accumulate=True)
+        else:
+            keys = slots.keys.double()
+            total.index_add_(0, group, keys if slots.block.key_scale is None else keys * slots.block.key_scale[:, None])
+    return total
+
+
+def summed_weights(queries: Queries, sums: Float[Tensor, "G d_in"], *, indexed: bool) -> Float[Tensor, "n G"]:
+    """The sum of α over each group, for every example."""
+    rows = queries.rows
+    found = sums[:, rows[:, 0].long()].mT if indexed else rows.to(sums.dtype) @ sums.mT
+    return found.unflatten(0, (len(queries), -1)).sum(1)

@@ -1,0 +1,166 @@
+r"""Does the memory hold what made these weights?
+
+For each recorded parameter the weights are rebuilt from the slots and compared with the real ones,
+
+.. math:: \frac{\lVert W_h - \text{rebuilt} \rVert}{\lVert W_h - W_0 \rVert},
+
+beside the floor that the rounding of training itself sets. A few random projections are enough; the full sum is there
+on request.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.progress import Watch
+from dualform.store import Store, columns_of, piece_of
+from dualform.types import LayerInfo
+
+from .layer_sums import explained_layers, initial_part, layer_sums
+from .parameter_sums import Sum, add_up
+from .parameters_by_group import split
+from .stream import View
+
+PROBES = 4
+
+
+class Rounding(NamedTuple):
+    """The machine precision of a parameter, and that in which its gradients were computed."""
+
+    weight: float
+    gradient: float = 0.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a parameter is from what the memory rebuilds, relative to how far it moved,
+    and the rounding floor of that.
+    """
+
+    error: float
+    floor: float
+
+
+def certify(
+    store: Store, view: View, actual: Mapping[str, Tensor], *, full: bool = False, only: Iterable[str] | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Agreement]:  # fmt: skip
+    """Compare the given weights with the memory's, parameter by parameter (or ``only`` some); ``full`` compares every
+    entry.
+    """
+    wanted = set(store.parameters if only is None else only)
+    found: dict[str, Tensor] = {}
+    looks: dict[str, Look] = {}
+    for layer in explained_layers(store):
+        sums = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
+        if not sums:
+            continue
+        for name, term in sums.items():
+            looks[name] = look_at(store, layer, name, full)
+            term.project = looks[name].project
+        add_up(store, layer.name, view, list(sums.values()), watch)
+        for name, term in sums.items():
+            found[name] = found.get(name, 0.0) + looks[name].of_sum(term)
+    rebuilt = {name: looks[name].of(initial_part(store, name, view.horizon)) + total for name, total in found.items()}
+    whole = [name for name in (*shaped_parameters(store), *booked_parameters(store)) if name in wanted]
+    for name, part in split(store, view, whole, watch=watch).items():
+        looks[name], rebuilt[name] = Look.whole(store, name), part.total
+    return {
+        name: agreement(
+            look.of(actual[name]),
+            look.of(store.initial(name).double()),
+            rebuilt[name],
+            moves(store, view, name),
+            rounding(store, view, name, actual[name].dtype),
+        )
+        for name, look in looks.items()
+    }
+
+
+def shaped_parameters(store: Store) -> list[str]:
+    """The parameters that a rule with a preconditioner explains."""
+    return [name for name in store.parameters if store.shaped(name)]
+
+
+def booked_parameters(store: Store) -> list[str]:
+    """The parameters that a ledger explains."""
+    return [p.name for p in store.manifest.parameters if p.kind == "ledger"]
+
+
+def moves(store: Store, view: View, name: str) -> int:
+    """How often a parameter moved up to the horizon."""
+    if store.parameters[name].kind == "ledger":
+        return next((entry.moves.get(name, 0) for entry in store.manifest.ledgers if entry.step == view.horizon), 0)
+    return int((store.schedule(name).steps <= view.horizon).sum())
+
+
+def rounding(store: Store, view: View, name: str, dtype: torch.dtype) -> Rounding:
+    """The precision of a parameter of some type, and of its gradients up to the horizon."""
+    return Rounding(torch.finfo(dtype).eps, store.gradient_eps(name, view.horizon))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a parameter is looked at: through a few random projections of its columns, or (without a layer) whole."""
+
+    layer: LayerInfo | None
+    parameter: str
+    project: Float[Tensor, "c p"] | None
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, store: Store, name: str) -> "Look":
+        """Every entry."""
+        return cls(None, name, None, store.parameters[name].shape)
+
+    def of(self, tensor: Tensor) -> Float[Tensor, "..."]:
+        """A parameter, seen so."""
+        if self.project is None or self.layer is None:
+            return tensor.detach()
+        columns = columns_of(self.layer, piece_of(self.layer, self.parameter), tensor.detach())
+        return columns.to("cpu", torch.float64) @ self.project
+
+    def of_sum(self, term: Sum) -> Float[Tensor, "..."]:
+        """What the slots give, seen so."""
+        return term.as_parameter(self.shape)[0] if self.project is None else term.total[0]
+
+
+def look_at(store: Store, layer: LayerInfo, name: str, full: bool) -> Look:
+    """Through projections, where nothing speaks for looking at every entry."""
+    alone = sum(name in other.parameters for other in store.manifest.layers) == 1
+    if full or not alone or name not in layer.weights or layer.indexed or layer.parts > 1:
+        return Look.whole(store, name)
+    piece = piece_of(layer, name)
+    return Look(layer, name, probes(piece.end - piece.begin), store.parameters[name].shape)
+
+
+def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: Rounding) -> Agreement:
+    """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three)."""
+    now = actual.detach().to("cpu", torch.float64)
+    return compared((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
+
+
+def compared(off: float, moved: float, size: float, steps: int, eps: Rounding) -> Agreement:
+    r"""How far weights of some size are off, relative to how far they moved in so many steps.
+
+    The floor has two parts. Weights are rounded after every step, a random walk with steps of about 0.3 ε|W|; and
+    every gradient is rounded to the precision it is computed in, by 0.21 ε_g of it (a uniform error of half a unit in
+    the last place, for numbers of any leading digits). So step s is off by 0.21 ε_g ‖ΔW_s‖, and all of them by
+    0.21 ε_g (Σ ‖ΔW_s‖²)^½, which is 0.21 ε_g ‖W_h − W_0‖ if the steps go in directions of their own.
+    """
+    if off:
+        off = off / moved if moved else math.inf
+    walk = 0.3 * eps.weight * math.sqrt(steps) * size / moved if moved else 0.0
+    return Agreement(off, math.hypot(walk, 0.21 * eps.gradient) if moved else 0.0)
+
+
+def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
+    """The random projections of a layer's input; None where the input is no wider than those."""
+    if d_in <= PROBES:
+        return None
+    return torch.randn(d_in, PROBES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

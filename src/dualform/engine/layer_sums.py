@@ -1,0 +1,61 @@
+"""The sums over slots that one layer puts into its parameters, under rules of numbers alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.store import Store, places
+from dualform.types import LayerInfo
+
+from .coefficients import coefficients
+from .parameter_sums import Sum
+from .stream import View, stream
+
+
+def explained_layers(store: Store) -> Iterator[LayerInfo]:
+    """The layers whose slots rebuild at least one parameter."""
+    for layer in store.manifest.layers:
+        if any(store.parameters[name].by_slots for name in layer.parameters):
+            yield layer
+
+
+def layer_sums(
+    store: Store, layer: LayerInfo, horizon: int, *, of: str = "weight", **options: Any
+) -> dict[str, Sum]:  # fmt: skip
+    """The sums over a layer's slots that rebuild its weights and its biases, by parameter. Options go to :class:`Sum`.
+
+    ``of="buffer"`` rebuilds the optimiser's buffers of them instead.
+    """
+    return {
+        name: Sum(layer, name, coefficients(store, name, horizon, of).of_step, **options)
+        for name in layer.parameters
+        if store.parameters[name].by_slots and not store.shaped(name)
+    }
+
+
+def initial_part(store: Store, name: str, horizon: int, of: str = "weight") -> Float[Tensor, "..."]:
+    r"""What is left of the beginning: :math:`\rho W_0 + \gamma M_0`, in float64."""
+    c = coefficients(store, name, horizon, of)
+    part = c.rho * store.initial(name).double()
+    buffer = store.initial_state(name, "buffer")
+    return part if buffer is None else part + c.gamma * buffer.double()
+
+
+def entries(store: Store, layer: LayerInfo, name: str, view: View, which: Int[np.ndarray, " k"]) -> Float[Tensor, " k"]:
+    """What the slots of a layer add to some entries of one of its weights, counted over the flat parameter."""
+    of_step = coefficients(store, name, view.horizon).of_step
+    rows, columns = (torch.from_numpy(each) for each in places(layer, name, which))
+    total = torch.zeros(len(which), dtype=torch.float64)
+    for slots in stream(store, layer.name, view, errors=True):
+        assert slots.errors is not None
+        value = slots.values(of_step).double()
+        if slots.block.key_scale is not None:
+            value = value * slots.block.key_scale
+        e = slots.errors[:, rows].double() * value.unsqueeze(1)
+        x = (slots.keys == columns).double() if layer.indexed else slots.keys[:, columns].double()
+        total += (e * x).sum(0)
+    return total

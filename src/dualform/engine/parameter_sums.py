@@ -1,0 +1,186 @@
+r"""Sums over slots that need no query: weights, biases, their projections and entries, whole or by group.
+
+All of them are :math:`\sum_t c_t\, e_t\, f(k_t)^\top` for some features f of the key: the key itself (a weight), 1 (a
+bias), a few random projections of it (a certificate that costs one pass). They are added up in float64.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualform.progress import Watch
+from dualform.store import Block, Store, of_columns, parts_of, piece_of
+from dualform.types import LayerInfo
+
+from .scan import QUERY_ROWS, weights_of
+from .stream import Slots, View, stream
+
+STRETCH = 512
+"""Slots that are added up in the precision they are computed in."""
+
+HELD = 64 << 20
+"""Bytes of slots that wait until there are enough of their group: a product of few slots costs as much as one of
+many."""
+
+
+@dataclass
+class Sum:
+    """One such sum: what a layer's slots put into one of its parameters.
+
+    ``project`` (columns, f) turns the keys of a weight into features; None keeps them. ``group_of`` splits the sum into
+    ``groups``. The result is ``total`` (groups, d_out, f).
+    """
+
+    layer: LayerInfo
+    parameter: str
+    of_step: Float[np.ndarray, " T1"]
+    project: Float[Tensor, "c f"] | None = None
+    group_of: Callable[[Block], Int[np.ndarray, " m"]] | None = None
+    groups: int = 1
+    total: Tensor = field(init=False, default_factory=lambda: torch.zeros(0))
+    _waiting: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = field(init=False, default_factory=dict)
+    _held: int = field(init=False, default=0)
+
+    def start(self) -> None:
+        """Make room for the result."""
+        features = 1 if self.bias else self._size if self.project is None else self.project.shape[1]
+        self.total = torch.zeros(self.groups, features, self.layer.d_out, dtype=torch.float64)  # faster to fill so
+
+    def add(self, slots: Slots) -> None:
+        """Take a block."""
+        assert slots.errors is not None
+        value = slots.values(self.of_step, self.bias)
+        if self._modules is not None:
+            value = value * torch.from_numpy(slots.modules_among(self._modules))
+        if not self.bias and slots.block.key_scale is not None:
+            value = value * slots.block.key_scale
+        value = value.unsqueeze(1)
+        if self.group_of is None:
+            self._add(0, slots.keys, slots.errors, value)
+            return
+        group = self.group_of(slots.block)
+        if self.bias:
+            terms = (slots.errors * value).double()
+            self.total.view(self.groups, -1).index_add_(0, torch.from_numpy(group).long(), terms)
+            return
+        for name in np.unique(group):
+            rows = torch.from_numpy(np.flatnonzero(group == name))
+            self._hold(int(name), slots.keys[rows], slots.errors[rows], value[rows])
+        if self._held > HELD:
+            self._release(list(self._waiting))
+
+    def finish(self) -> None:
+        """Turn the result the right way."""
+        self._release(list(self._waiting))
+        self.total = self.total.mT
+
+    def _hold(
+        self, group: int, keys: Float[Tensor, "m k"], errors: Float[Tensor, "m d"], value: Float[Tensor, "m 1"]
+    ) -> None:
+        """Let some slots wait for others of their group."""
+        waiting = self._waiting.setdefault(group, [])
+        waiting.append((keys, errors, value))
+        self._held += keys.nbytes + errors.nbytes
+        if sum(len(some) for some, _, _ in waiting) >= STRETCH:
+            self._release([group])
+
+    def _release(self, groups: Sequence[int]) -> None:
+        """Add up what waits."""
+        for group in groups:
+            keys, errors, value = (torch.cat(each) for each in zip(*self._waiting.pop(group), strict=True))
+            self._held -= keys.nbytes + errors.nbytes
+            self._add(group, keys, errors, value)
+
+    def as_parameter(self, shape: Sequence[int]) -> Float[Tensor, "..."]:
+        """The result (without projection) in the parameter's shape: (groups, *shape)."""
+        return self.total[..., 0] if self.bias else of_columns(piece_of(self.layer, self.parameter), self.total, shape)
+
+    @cached_property
+    def bias(self) -> bool:
+        """Whether the parameter is a bias: its keys are 1."""
+        return self.parameter not in self.layer.weights
+
+    @property
+    def _size(self) -> int:
+        piece = piece_of(self.layer, self.parameter)
+        return piece.end - piece.begin
+
+    @cached_property
+    def _modules(self) -> list[int] | None:
+        """The modules whose calls count, if not all: a bias belongs to its modules, a weight to all that share it."""
+        modules = self.layer.modules
+        users = [i for i, module in enumerate(modules) if not self.bias or self.parameter in module.biases]
+        return None if len(users) == len(modules) else users
+
+    def _add(
+        self, group: int, keys: Float[Tensor, "m k"], errors: Float[Tensor, "m d"], value: Float[Tensor, "m 1"]
+    ) -> None:
+        total = self.total[group]
+        if self.bias:
+            _add_product(total, value, errors)
+        elif self.layer.indexed and self.project is None:
+            total.index_add_(0, keys[:, 0].long(), (errors * value).double())
+        elif self.layer.indexed:
+            assert self.project is not None
+            _add_product(total, self.project[keys[:, 0].long()] * value, errors)
+        else:
+            piece = piece_of(self.layer, self.parameter)
+            for k, e in parts_of(self.layer):
+                features = keys[:, k][:, piece.begin : piece.end]
+                if self.project is not None:
+                    features = features @ self.project.to(keys.dtype)
+                _add_product(total[:, e], features * value, errors[:, e])
+
+
+def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], errors: Float[Tensor, "m d"]) -> None:
+    """Add the sum over m of their outer products: short stretches in the given precision, all of it in float64."""
+    for f, e in zip(features.split(STRETCH), errors.split(STRETCH), strict=True):
+        total += f.mT @ e
+
+
+def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Watch | None = None) -> None:
+    """Fill several sums in one pass over a layer's slots."""
+    for each in sums:
+        each.start()
+    for slots in stream(store, layer, view, errors=True, watch=watch):
+        for each in sums:
+            each.add(slots)
+    for each in sums:
+        each.finish()
+
+
+def dual_output(
+    store: Store,
+    layer: str,
+    view: View,
+    queries: Float[Tensor, "r k"],
+    of_step: Sequence[Float[np.ndarray, " T1"]],
+    watch: Watch | None = None,
+) -> Float[Tensor, "r d_out"]:
+    r"""What the slots themselves answer: :math:`\sum_t c_t\, e_t\,(k_t\cdot q)`,
+    attention weights first, values after.
+
+    ``of_step`` are the coefficients of each piece of the layer. Large terms cancel here, in every layer anew, so all of
+    it is computed in float64.
+    """
+    info, _ = store.layer(layer)
+    queries = queries.double()
+    total = torch.zeros(queries.shape[0], info.d_out, dtype=torch.float64)
+    for slots in stream(store, layer, view, errors=True, watch=watch):
+        assert slots.errors is not None
+        keys, errors = slots.keys.double(), slots.errors.double()
+        for piece, of_piece in zip(info.pieces, of_step, strict=True):
+            value = slots.values(of_piece).double().unsqueeze(1)
+            if slots.block.key_scale is not None:
+                value = value * slots.block.key_scale.unsqueeze(1)
+            for k, e in parts_of(info):
+                some = slice(k.start + piece.begin, k.start + piece.end) if not info.indexed else slice(0, 1)
+                values = errors[:, e] * value
+                for q, out in zip(queries.split(QUERY_ROWS), total.split(QUERY_ROWS), strict=True):
+                    out[:, e] += weights_of(info, q[:, some], keys[:, some]) @ values
+    return total

@@ -1,0 +1,110 @@
+"""Parameters split by groups of slots: in one pass where numbers tell what a slot counts for, else by replay."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.errors import QueryError
+from dualform.progress import Watch
+from dualform.store import LedgerState, Store
+
+from .layer_sums import explained_layers, initial_part, layer_sums
+from .parameter_sums import add_up
+from .preconditioned.recurrence import GroupOf, replay
+from .stream import View
+
+
+@dataclass(frozen=True)
+class Split:
+    """A parameter as a sum, in float64: what is left of the beginning, and what each group put into it."""
+
+    initial: Float[Tensor, "..."]
+    groups: Float[Tensor, "..."]
+
+    @property
+    def total(self) -> Float[Tensor, "..."]:
+        """All of it."""
+        return self.initial + self.groups.sum(0)
+
+
+def split(
+    store: Store, view: View, names: Iterable[str], *, group_of: GroupOf | None = None, groups: int = 1,
+    watch: Watch | None = None,
+) -> dict[str, Split]:  # fmt: skip
+    """Split some explained parameters at the horizon, by groups of the slots that are shown (one group: all)."""
+    wanted = list(names)
+    booked = [name for name in wanted if store.parameters[name].kind == "ledger"]
+    wanted_by_slots = [name for name in wanted if name not in booked]
+    shaped = [name for name in wanted_by_slots if store.shaped(name)]
+    found = {name: _nothing(store, view, name, groups) for name in wanted_by_slots if name not in shaped}
+    for layer in explained_layers(store):
+        if view.horizon and any(name in found for name in layer.parameters):
+            sums = layer_sums(store, layer, view.horizon, group_of=group_of, groups=groups)
+            sums = {name: term for name, term in sums.items() if name in found}
+            add_up(store, layer.name, view, list(sums.values()), watch)
+            for name, term in sums.items():
+                before = found[name]
+                total = before.groups + term.as_parameter(store.parameters[name].shape)
+                found[name] = Split(before.initial, total)
+    for name, parts in replay(store, shaped, view, group_of=group_of, groups=groups, watch=watch).items():
+        found[name] = Split(parts.initial, parts.groups)
+    if booked:
+        found |= from_ledger(store, view, booked, group_of, groups)
+    return {name: found[name] for name in wanted}
+
+
+def from_ledger(
+    store: Store, view: View, names: Iterable[str], group_of: GroupOf | None, groups: int
+) -> dict[str, Split]:
+    """Parameters that a ledger explains, if the groups that are asked for are made of the ledger's own."""
+    if not view.horizon:
+        return {name: Split(store.initial(name).double(), _zeros(store, name, groups)) for name in names}
+    state = store.ledger_state(view.horizon)
+    place = _places(store, view, state, group_of)
+    out = {}
+    for name in names:
+        parts, total = state.weights[name].double(), _zeros(store, name, groups)
+        for i, group in enumerate(place):
+            if group >= 0:
+                total[group] += parts[1 + i]
+        out[name] = Split(parts[0], total)
+    return out
+
+
+def _places(store: Store, view: View, state: LedgerState, group_of: GroupOf | None) -> list[int]:
+    """For each group of a ledger the group that it is asked for as; −1 where it is masked."""
+    visits = store.visits
+    own = visits[state.column].to_pylist() if state.column in visits.column_names else []
+    numbers = {name: i for i, name in enumerate(state.groups)}
+    of_visit = np.array([numbers.get(value, -1) for value in own], np.int64)
+    asked = np.zeros(len(of_visit), np.int64) if group_of is None else _asked(group_of, len(of_visit))
+    if view.visible is not None:
+        asked = np.where(view.visible, asked, -1)
+    found = [set(asked[of_visit == i].tolist()) for i in range(len(state.groups))]
+    for name, some in zip(state.groups, found, strict=True):
+        if len(some) > 1:
+            raise QueryError(
+                f"the ledger was kept by '{state.column}', and {state.column}={name!r} would have to be taken apart. "
+                f"Ask for groups or masks of '{state.column}'."
+            )
+    return [some.pop() if some else -1 for some in found]
+
+
+def _asked(group_of: GroupOf, visits: int) -> np.ndarray:
+    of_visit = getattr(group_of, "of_visit", None)
+    if of_visit is None:
+        raise QueryError("a ledger knows groups of visits alone, and nothing of the time at which they came.")
+    return of_visit[:visits]
+
+
+def _zeros(store: Store, name: str, groups: int) -> Tensor:
+    return torch.zeros(groups, *store.parameters[name].shape, dtype=torch.float64)
+
+
+def _nothing(store: Store, view: View, name: str, groups: int) -> Split:
+    initial = initial_part(store, name, view.horizon)
+    return Split(initial, initial.new_zeros(groups, *initial.shape))

@@ -1,0 +1,122 @@
+"""Contributions under a preconditioned rule: a sweep over the steps, from the last one down.
+
+No number tells what a slot counts for there, but a matrix C of the shape of the weights, another one at each step:
+
+.. math:: \\text{contribution of slot } t = e_t^\\top (C_s \\odot u q^\\top)\\, x_t
+
+for a query q and the gradient u of the target. It costs a weight-gradient product a step for C, and one a query.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.progress import Watch
+from dualform.store import Store, matrix_of, parts_of
+from dualform.types import LayerInfo
+
+from ..scan import Queries, Reduction, Scores
+from ..stream import Slots, View, decoded
+from .recurrence import Factor, backwards
+
+TARGETS = 1 << 24
+"""Entries of (queries × weights) that are held at a time."""
+
+
+def scan_backwards(
+    store: Store, layer: str, view: View, queries: Queries, reductions: Sequence[Reduction], watch: Watch | None = None
+) -> None:  # fmt: skip
+    """Show the contribution of every slot of the view to every reduction, the last step first."""
+    info, _ = store.layer(layer)
+    pulls = list(_pulls(info, queries))
+    for step, factors in backwards(store, info, view.horizon):
+        block = store.step_block(layer, step)
+        if block is None:
+            continue
+        if watch:
+            watch(len(block.slots))
+        if view.visible is not None:
+            shown = np.append(view.visible, True)[block.visits]
+            block = block if shown.all() else block.take(np.flatnonzero(shown))
+        if not len(block.slots) or not factors:
+            continue
+        slots = decoded(block, store.compute)
+        first = 0
+        for pull in pulls:
+            found = _contributions(store, info, slots, factors, pull)
+            scores = Scores(first, [block], found, found, torch.empty_like(found), 1, whole=True)
+            for reduction in reductions:
+                reduction.add(scores)
+            first += len(pull)
+
+
+def _pulls(layer: LayerInfo, queries: Queries) -> Iterator[Float[Tensor, "n d_out w"]]:
+    """What an example asks of each entry of the layer's matrix: the sum of u qᵀ over its rows, some examples at a
+    time.
+    """
+    assert queries.directions is not None
+    rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
+    size = max(1, TARGETS // (layer.d_out * layer.width))
+    for q, u in zip(rows.split(size), directions.split(size), strict=True):
+        if layer.indexed:
+            pull = u.new_zeros(len(q), layer.width, layer.d_out)
+            for each, tokens, direction in zip(pull, q, u, strict=True):
+                each.index_add_(0, tokens[:, 0].long(), direction)
+            yield pull.mT
+        else:
+            yield torch.cat([u[..., e].mT @ q[..., k] for k, e in parts_of(layer)], 1)
+
+
+def _contributions(
+    store: Store, layer: LayerInfo, slots: Slots, factors: dict[str, Factor], pull: Float[Tensor, "n d_out w"]
+) -> Float[Tensor, "n m"]:
+    assert slots.errors is not None
+    value = slots.factors(layer.weights[0])
+    if slots.block.key_scale is not None:
+        value = value * slots.block.key_scale
+    errors = slots.errors * value.unsqueeze(1)
+    if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
+        return _through_matrices(layer, slots.keys, errors, factors, pull)
+    pull = pull * matrix_of(layer, {name: _whole(store, name, factors.get(name, 0.0)) for name in layer.weights})
+    if layer.indexed:
+        return (pull[:, :, slots.keys[:, 0].long()] * errors.mT).sum(1)
+    out = errors.new_zeros(len(pull), len(errors))
+    for k, e in parts_of(layer):
+        keys, part = slots.keys[:, k], pull[:, e]
+        if part.shape[1] <= part.shape[2]:
+            out += torch.einsum("nmd,md->nm", keys @ part.mT, errors[:, e])
+        else:
+            out += torch.einsum("nmw,mw->nm", errors[:, e] @ part, keys)
+    return out
+
+
+def _through_matrices(
+    layer: LayerInfo,
+    keys: Float[Tensor, "m d_in"],
+    errors: Float[Tensor, "m d_out"],
+    factors: dict[str, Factor],
+    pull: Float[Tensor, "n d_out w"],
+) -> Float[Tensor, "n m"]:
+    """Where C is a matrix that multiplies a parameter from the left: errors change, or keys if the parameter is
+    turned.
+    """
+    out = errors.new_zeros(len(pull), len(errors))
+    for piece in layer.pieces:
+        e, x, c = errors, keys[:, piece.begin : piece.end], factors.get(piece.parameter, 0.0)
+        if not isinstance(c, Tensor):
+            e = e * c
+        elif piece.turned:
+            x = x @ c.mT
+        else:
+            e = e @ c.mT
+        out += torch.einsum("nmw,mw->nm", e @ pull[:, :, piece.begin : piece.end], x)
+    return out
+
+
+def _whole(store: Store, name: str, factor: Factor) -> Tensor:
+    if isinstance(factor, Tensor):
+        return factor
+    return torch.full(store.parameters[name].shape, factor, dtype=store.compute)

@@ -1,0 +1,203 @@
+"""One forward pass gives the query of every recorded layer; one backward pass of a target gives the directions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from dualform.errors import ModelMismatch, QueryError
+from dualform.record import Call, Kind, Point, kind_of, owns_forward
+from dualform.store import Store, matrix_of, normal_mode, parts_of
+from dualform.types import LayerInfo, ModuleInfo
+
+from .batch_axis import axis_of_examples, require_batch_axis
+from .example_axis import count_examples
+from .model_inputs import arguments_of
+from .model_shadow import shadow_of
+from .targets import Target, choose
+
+Layers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
+"""Recorded layers by the names of their uses."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one map saw, call by call: its inputs, the target's gradient at its outputs, the outputs themselves, and the
+    shape that its module gives them.
+    """
+
+    inputs: Sequence[Tensor]
+    directions: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    shapes: Sequence[Callable[[Tensor], Tensor]]
+    axis: int
+    """Which axis of them counts examples."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One pass of a network over the queries."""
+
+    output: Any
+    target: str
+    examples: int
+    seen: Mapping[str, Seen]
+
+
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The model's output."""
+    args, kwargs = arguments_of(model, inputs)
+    return model(*args, **kwargs)
+
+
+@dataclass
+class Watched:
+    """The calls of one module, and the errors that arrived at each."""
+
+    kind: Kind
+    names: Sequence[str]
+    calls: list[tuple[Call, list[Tensor | None]]] = field(default_factory=list)
+
+    def see(self, call: Call, points: Sequence[Point]) -> None:
+        """A call was made: note what arrives at its points."""
+        errors: list[Tensor | None] = [None] * len(points)
+        self.calls.append((call, errors))
+        for i, point in enumerate(points):
+            point.node.register_prehook(partial(_arrive, errors, i, point.number))
+
+
+def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[Tensor | None, ...]) -> None:
+    errors[place] = grads[number]
+
+
+def capture(
+    model: nn.Module, inputs: Any, layers: Layers, weights: Mapping[str, Tensor] | None, target: Target, store: Store
+) -> Capture:  # fmt: skip
+    """Run a shadow of the model and its target backwards; note what the recorded layers saw."""
+    with normal_mode(), torch.enable_grad():
+        shadow = shadow_of(model, weights, differentiable=True)
+        watched = _watch_layers(shadow, layers)
+        output = run(shadow, inputs)
+        keys = _keys(watched)
+        require_batch_axis(store, inputs, keys)
+        axes = {
+            name: max(axis_of_examples(store, layers[name][0], rows) for rows in calls) if name in layers else 0
+            for name, calls in keys.items()
+        }
+        examples = count_examples(inputs, axes, keys)
+        scalar, described = choose(output, target, examples, _axes(layers, keys, axes))
+        if scalar.requires_grad:
+            _backward(model, shadow, scalar, target)
+        tensors = {name: p.detach() for name, p in shadow.named_parameters()}
+        seen = {name: _seen(layers[name], tensors, watched, name, axes.get(name, 0)) for name in layers}
+    return Capture(_detached(output), described, examples, seen)
+
+
+def _watch_layers(model: nn.Module, layers: Layers) -> dict[str, Watched]:
+    """Watch the calls of all recorded modules, by their paths."""
+    watched: dict[str, Watched] = {}
+    modules = dict(model.named_modules())
+    for info, use in layers.values():
+        if use.path not in modules:
+            raise ModelMismatch(
+                f"this {type(model).__name__} has no layer '{use.name}', which the memory recorded. "
+                "Pass the model that was trained."
+            )
+        module = modules[use.path]
+        if info.kind == "linear" and not owns_forward(module):
+            module.register_forward_pre_hook(partial(_check_width, use.name, info.d_in), with_kwargs=True)
+        if use.path not in watched:
+            watched[use.path] = layer = _watch(model, use.path, module)
+            layer.kind.attach(module, layer.see)
+    return watched
+
+
+def _backward(model: nn.Module, shadow: nn.Module, scalar: Tensor, target: Target) -> None:
+    """Run the target backwards, and see that it comes from the shadow alone: a target function may use the model's."""
+    parameters = [p for p in shadow.parameters() if p.is_floating_point()]
+    own = {} if callable(target) else {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(scalar.sum(), [*parameters, *own.values()], allow_unused=True)
+    for name, gradient in zip(own, gradients[len(parameters) :], strict=True):
+        if gradient is not None:
+            raise QueryError(
+                f"a question runs a copy of the model's modules, but this {type(model).__name__} uses its own "
+                f"'{name}' in a way that the copy cannot follow (a global variable, say). Let its forward pass reach "
+                "its layers through self."
+            )
+
+
+def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:
+    kind = kind_of(module)
+    if kind is None:
+        raise ModelMismatch(
+            f"'{path}' of this {type(model).__name__} is a {type(module).__name__}, which is no kind of layer that can "
+            "be recorded. Pass the model that was trained."
+        )
+    return Watched(kind, [f"{path}.{each.name}" if each.name else path for each in kind.maps(module)])
+
+
+def _axes(layers: Layers, keys: Mapping[str, Sequence[Tensor]], axes: Mapping[str, int]) -> dict[torch.Size, int]:
+    """Which axis counts the examples in outputs of some shapes."""
+    return {
+        torch.Size((*key.shape[:-1], info.d_out)): axes[name]
+        for name, (info, _) in layers.items()
+        for key in keys.get(name, ())
+    }
+
+
+def _keys(watched: Mapping[str, Watched]) -> dict[str, list[Tensor]]:
+    """The inputs of each map, call by call."""
+    found: dict[str, list[Tensor]] = {}
+    for each in watched.values():
+        for call, _ in each.calls:
+            for number, rows in call.inputs():
+                found.setdefault(each.names[number], []).append(rows)
+    return found
+
+
+def _seen(
+    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str,
+    axis: int,
+) -> Seen:  # fmt: skip
+    info, use = layer
+    mine = watched[use.path]
+    number = mine.names.index(name)
+    matrix = matrix_of(info, tensors)
+    bias = sum((tensors[bias] for bias in use.biases), torch.zeros((), dtype=matrix.dtype))
+    inputs, directions, outputs, shapes = [], [], [], []
+    for call, errors in mine.calls:
+        for found in call.rows(errors):
+            if found.map == number:
+                inputs.append(found.key)
+                outputs.append(apply(info, matrix, found.key) + bias)
+                nothing = found.error is None
+                directions.append(
+                    torch.zeros_like(outputs[-1]) if nothing else found.error.reshape(outputs[-1].shape)  # type: ignore
+                )
+                shapes.append(call.shape)
+    return Seen(inputs, directions, outputs, shapes, axis)
+
+
+def apply(
+    layer: LayerInfo, matrix: Float[Tensor, "d_out w"], rows: Shaped[Tensor, "*r k"]
+) -> Float[Tensor, "*r d_out"]:
+    """What the matrix of a layer makes of its inputs."""
+    if layer.indexed:
+        return matrix.mT[rows[..., 0].long()]
+    return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in parts_of(layer)], -1)
+
+
+def _check_width(name: str, width: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    x = args[0] if args else kwargs["input"]
+    if x.shape[-1] != width:
+        raise QueryError(
+            f"layer '{name}' takes {width} numbers a row, but the query has {x.shape[-1]} (shape {tuple(x.shape)})."
+        )
+
+
+def _detached(output: Any) -> Any:
+    return output.detach() if isinstance(output, Tensor) else output

@@ -1,0 +1,101 @@
+r"""A number that is linear in the weights of one layer, and what training put into it.
+
+.. math:: \langle W, A\rangle = \sum_r \langle u_r, W v_r\rangle,\qquad A = \sum_r u_r v_r^\top
+
+so its contributions can be asked for as those of any output, with rows v and directions u. Each of them comes a second
+time with the opposite sign, which takes the bias out; a row of zeros with the direction a puts ⟨b, a⟩ back in.
+"""
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.errors import QueryError
+from dualform.store import matrix_of
+from dualform.types import LayerInfo
+
+from ..spotlight import Spotlight
+from .capture import Capture, Seen, apply
+from .targets import Target
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+
+class Along(Spotlight):
+    """A spotlight on ⟨W, A⟩ + ⟨b, a⟩ of one layer, instead of on some inputs: what is each part of that number?"""
+
+    def __init__(
+        self, memory: "Memory", layer: str | int, A: Float[Tensor, "o i"], a: Float[Tensor, " p"] | None = None
+    ) -> None:
+        info, module = memory.store.layer(layer)
+        layer = module.name
+        _see_that_it_fits(info, layer, A, a)
+        if a is not None and not module.biases:
+            raise QueryError(f"layer '{layer}' has no bias that a={tuple(a.shape)} could be of.")
+        U, S, V = torch.linalg.svd(A.detach().cpu().double(), full_matrices=False)
+        kept = S[0] * 1e-15 * max(A.shape) < S
+        u, v = (U * S).mT[kept] / 2, V[kept]
+        rest = torch.zeros(1, len(A), dtype=torch.float64) if a is None else a.detach().cpu().double().unsqueeze(0)
+        rows, directions = torch.cat([v, -v, torch.zeros_like(V[:1])]), torch.cat([u, -u, rest])
+        matrix = matrix_of(info, {name: memory.parameter(name) for name in info.weights})
+        outputs = apply(info, matrix, rows)
+        for bias in module.biases:
+            outputs = outputs + memory.parameter(bias)
+        made = [_as_one_example(each, info.batch_dim) for each in (rows, directions, outputs)]
+        seen = Seen([made[0]], [made[1]], [made[2]], [_as_it_is], info.batch_dim)
+        super().__init__(memory, torch.nn.Identity(), rows, None, None)
+        self.layer = layer
+        self._found = Capture(None, f"⟨W, A⟩ of {layer}", 1, {module.name: seen})
+
+    @property
+    def total(self) -> float:
+        """The number itself, with the memory's weights."""
+        (seen,) = self._found.seen.values()
+        return float((seen.directions[0] * seen.outputs[0]).sum())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<b>Spotlight</b> on ⟨W, A⟩ = {self.total:.4g} of {escape(self.layer)}: step {self.memory.step:,}"
+
+    @property
+    def _own(self) -> Capture:  # pyright: ignore[reportIncompatibleVariableOverride] # there is no pass to wait for
+        return self._found
+
+    def _capture(self, target: Target) -> Capture:
+        if target is not None:
+            raise QueryError("this spotlight is on ⟨W, A⟩ already: it has no other target.")
+        return self._found
+
+    def ask(self, layer: str | int | None = None, **questions: Any) -> Any:
+        """As of any spotlight; the layer is known."""
+        if layer is not None and self.memory.store.layer(layer)[1].name != self.layer:
+            raise QueryError(f"this spotlight is on layer '{self.layer}', not on '{layer}'.")
+        if questions.get("score", "contribution") != "contribution":
+            raise QueryError("⟨W, A⟩ has contributions only: it is no input whose weights α could be asked for.")
+        return super().ask(self.layer, **questions)
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _as_one_example(rows: Float[Tensor, "r d"], axis: int) -> Float[Tensor, "..."]:
+    """All rows as those of one example, which a layer counts along some axis."""
+    return rows.reshape(len(rows), *(1,) * axis, rows.shape[1]) if axis else rows.unsqueeze(0)
+
+
+def _see_that_it_fits(info: LayerInfo, layer: str, A: Tensor, a: Tensor | None) -> None:
+    shape = (info.d_out, info.d_in)
+    if info.indexed or info.parts != 1 or tuple(A.shape) != shape or (a is not None and tuple(a.shape) != shape[:1]):
+        what = "its weights are not one matrix" if info.indexed or info.parts != 1 else f"its weights are {shape}"
+        raise QueryError(
+            f"A{tuple(A.shape)}{'' if a is None else f' with a{tuple(a.shape)}'} does not fit layer '{layer}': {what}."
+        )
+    if not bool(A.isfinite().all()) or (a is not None and not bool(a.isfinite().all())):
+        raise QueryError("A and a must hold no NaN or infinity.")
+    if not bool(A.any()):
+        raise QueryError("A is zero, so there is nothing to explain.")

@@ -1,0 +1,41 @@
+r"""How much each visit put into a layer: :math:`\sum |c_t|\,\lVert e_t\rVert\,\lVert x_t\rVert` over its slots.
+
+For a visit with one slot this is the norm of its part of the weights, else a bound of it. Where a map has several
+pieces (the two sides of an LSTM) or parts (a grouped convolution) it is the norm over all of them.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.engine import View, coefficients, stream
+from dualform.errors import QueryError
+from dualform.progress import Watch
+from dualform.store import Store, parts_of
+
+from .contributions import is_shaped
+
+
+def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None) -> Float[Tensor, " V"]:
+    """One number for each visit of the memory; 0 for those that the view does not show."""
+    info, _ = store.layer(layer)
+    if info.keep != "slots" or info.indexed or is_shaped(store, info) or not store.parameters[info.weights[0]].by_slots:
+        raise QueryError(
+            f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is no embedding, and "
+            "an optimiser of the SGD family, where one number tells what a slot counts for."
+        )
+    total = torch.zeros(len(store.visits) + 1, dtype=torch.float64)
+    of_step = [(piece, coefficients(store, piece.parameter, view.horizon).of_step) for piece in info.pieces]
+    for slots in stream(store, layer, view, errors=True, watch=watch):
+        assert slots.errors is not None
+        keys, errors = slots.keys.double(), slots.errors.double()
+        square = torch.zeros(len(keys), dtype=torch.float64)
+        for piece, coefficient in of_step:
+            value = slots.values(coefficient).double().square()
+            for k, e in parts_of(info):
+                key = keys[:, k][:, piece.begin : piece.end]
+                square += value * errors[:, e].square().sum(1) * key.square().sum(1)
+        size, scale = square.sqrt(), slots.block.key_scale
+        visits = torch.from_numpy(slots.block.visits) % len(total)  # −1, not known, goes to the last entry
+        total.index_add_(0, visits, size if scale is None else size * scale)
+    return total[:-1]

@@ -1,0 +1,1 @@
+"""What will be recorded, decided before the first step: layers, parameters, options."""

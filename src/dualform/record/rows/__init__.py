@@ -1,0 +1,1 @@
+"""To which example of the batch each row of a layer belongs."""

@@ -1,0 +1,118 @@
+"""A trial: the shadow of a module runs on the arguments of a call, and shows what its recorded layers see."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..layers import Call, Point
+from ..plan.recording_plan import Recorded
+
+Place = tuple[str, int, int]
+"""Which rows: the module, which of its calls, which of the maps that the call went through."""
+
+
+class Seen(NamedTuple):
+    """Inputs and errors of one map in one call, with the leading axes of the call; no errors where none came."""
+
+    key: Tensor
+    error: Tensor | None
+
+
+class Trial:
+    """One forward pass of a shadow, and as many backward passes as are asked for."""
+
+    def __init__(
+        self, module: nn.Module, recorded: Sequence[tuple[nn.Module, Recorded]], args: tuple, kwargs: dict
+    ) -> None:
+        self._calls: list[tuple[str, Call, list[Tensor | None]]] = []
+        for shadow, about in recorded:
+            about.kind.attach(shadow, partial(self._see, about.uses[0].info.name))
+        self._leaves = [p for p in module.parameters() if p.requires_grad]
+        args, kwargs = pytree.tree_map(_detached, (args, kwargs))
+        outputs = pytree.tree_leaves(_plain(module(*args, **kwargs)))
+        self.outputs = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()]
+        self._forward = len(self._calls)
+
+    def _see(self, name: str, call: Call, points: Sequence[Point]) -> None:
+        errors: list[Tensor | None] = [None] * len(points)
+        self._calls.append((name, call, errors))
+        for i, point in enumerate(points):
+            point.node.register_prehook(partial(_arrive, errors, i, point.number))
+
+    def rows(self, weights: Sequence[Tensor | None]) -> dict[Place, Seen]:
+        """Inputs and errors of all calls, if the loss is the sum of the outputs, each entry with its weight."""
+        del self._calls[self._forward :]  # activation checkpointing calls its layers again in every backward pass
+        for _, _, errors in self._calls:
+            errors[:] = [None] * len(errors)
+        weighted = [(out, weight) for out, weight in zip(self.outputs, weights, strict=True) if weight is not None]
+        torch.autograd.backward(
+            [out for out, _ in weighted],
+            [weight.to(out) for out, weight in weighted],
+            retain_graph=True,
+            inputs=self._leaves,  # not what the user's code may reach past the shadow: gradients would be added there
+        )
+        seen: dict[Place, Seen] = {}
+        numbers: Counter[str] = Counter()
+        for name, call, errors in self._calls:
+            for i, found in enumerate(call.rows(errors) if any(e is not None for e in errors) else ()):
+                error = None if found.error is None else found.error.reshape(*found.key.shape[:-1], -1)
+                seen[name, numbers[name], i] = Seen(found.key, error)
+            numbers[name] += 1
+        return seen
+
+    def keys(self) -> dict[Place, Tensor]:
+        """The inputs of all calls of the forward pass."""
+        keys: dict[Place, Tensor] = {}
+        numbers: Counter[str] = Counter()
+        for name, call, _ in self._calls:
+            for i, key in enumerate(call.inputs()):
+                keys[name, numbers[name], i] = key.rows
+            numbers[name] += 1
+        return keys
+
+
+def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[Tensor | None, ...]) -> None:
+    grad, before = grads[number], errors[place]
+    if grad is not None:
+        errors[place] = grad.detach().clone() if before is None else before + grad.detach()
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _plain(outputs: Any) -> Any:
+    """Outputs as containers that can be walked through."""
+    return dict(outputs) if isinstance(outputs, Mapping) else outputs
+
+
+@contextmanager
+def apart(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """What runs inside leaves no trace: random numbers, saved tensors, and some buffers if they are reached after all.
+
+    Saved tensors have hooks of their own, so that activation checkpointing around the call does not count them.
+    """
+    state, numbers, versions = random.getstate(), np.random.get_state(), [t._version for t in buffers]
+    copies = [t.detach().clone() for t in buffers]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+        stack.enter_context(torch.enable_grad())
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numbers)
+            for tensor, version, copy in zip(buffers, versions, copies, strict=True):
+                if tensor._version != version:
+                    with torch.no_grad():
+                        tensor.copy_(copy)

@@ -1,0 +1,1 @@
+"""Complete steps on their way to disk: collected into shards and handed to the writer."""

@@ -1,0 +1,139 @@
+"""The calls that the user makes: of the whole model, or of modules inside it where the loop calls these directly.
+
+At first all modules are watched. After the first backward pass it is known which of them the user calls, and only these
+are watched.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..hooks.model_shadow import opaque
+from ..hooks.picklable_hook import Hook
+from ..hooks.uncompiled import eager
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Entry:
+    """One call by the user: the module, the shapes of its tensors, and the recorded calls inside it so far."""
+
+    __slots__ = ("calls", "inputs", "outputs", "path")
+
+    def __init__(self, path: str, inputs: Shapes) -> None:
+        self.path, self.inputs = path, inputs
+        self.outputs: Shapes = ()
+        self.calls: Counter[str] = Counter()
+
+
+class Entries:
+    """Watches the outermost calls. ``began`` is told of each: whether with gradients, and whether by the user or again
+    inside a backward pass; ``ended`` of each that recorded layers took part in, with its arguments.
+    """
+
+    def __init__(
+        self, model: nn.Module, began: Callable[[bool, bool], None], ended: Callable[..., None],
+        interruptions: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
+        self._interrupted = 0
+        self.current: Entry | None = None
+        self.last: Entry | None = None
+        """The last one that is over."""
+        self._depth = 0
+        self._called: set[str] = {""}
+        self._without_gradients: set[str] = set()
+        """Called without gradients: in an evaluation, or where activation checkpointing will call it again."""
+        self._handles: dict[str, list[Any]] = {}
+        self._settled = False
+
+    def hook(self) -> "Entries":
+        """Watch all modules."""
+        self._settled = False
+        for path, module in self._model.named_modules():
+            if path not in self._handles:
+                self._handles[path] = [
+                    module.register_forward_pre_hook(Hook(partial(self._before, path)), with_kwargs=True),
+                    module.register_forward_hook(Hook(partial(self._after, path)), with_kwargs=True, always_call=True),
+                ]
+        return self
+
+    def remove(self) -> None:
+        """Watch nothing any more."""
+        for path in list(self._handles):
+            self._unhook(path)
+
+    def settle(self) -> None:
+        """A backward pass is over: watch only what the user has called so far."""
+        if not self._settled and not self._depth:
+            self._settled = True
+            for path in [path for path in self._handles if path not in self._called]:
+                self._unhook(path)
+
+    def break_off(self) -> None:
+        """No call is under way any more: an interrupt ends one without a word."""
+        self._depth, self.current = 0, None
+
+    def _unhook(self, path: str) -> None:
+        for handle in self._handles.pop(path):
+            handle.remove()
+
+    def number(self, name: str) -> int | None:
+        """Which call of a module this is inside the user's; None where it is inside no call that is watched."""
+        entry = self.current
+        if entry is None:
+            self.hook()  # a module is called that was not called before: find out which
+            return None
+        number = entry.calls[name]
+        entry.calls[name] = number + 1
+        return number
+
+    def _is_again(self, path: str) -> bool:
+        """Whether a call repeats one that was seen: activation checkpointing inside a backward pass."""
+        return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
+
+    @eager
+    def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if not self._depth and (opaque(module) or self._is_again(path)):
+            return
+        if self._depth and self._interrupted != self._interruptions():
+            self.break_off()
+        self._depth += 1
+        if self._depth == 1:
+            self._interrupted = self._interruptions()
+            self.current = Entry(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
+            if self.current is None:
+                self._without_gradients.add(path)
+            self._began(self.current is not None, torch._C._current_graph_task_id() == -1)
+
+    @eager
+    def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        if not self._depth or (self._depth == 1 and self._is_again(path)):
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        entry, self.current = self.current, None
+        if entry is not None and entry.calls:
+            self.last = entry
+            self._called.add(path)
+            entry.outputs = shapes_of((output,), {})
+            if output is not None:
+                self._ended(entry, module, args, kwargs)
+
+
+def shapes_of(args: tuple, kwargs: Mapping[str, Any]) -> Shapes:
+    """The shapes of all tensors."""
+    shapes: list[tuple[int, ...]] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            shapes.append(tuple(value.shape))
+        elif isinstance(value, tuple | list):
+            shapes += shapes_of(tuple(value), {})
+        elif isinstance(value, Mapping):
+            shapes += shapes_of(tuple(value.values()), {})
+    return tuple(shapes)

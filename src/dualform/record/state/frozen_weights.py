@@ -1,0 +1,67 @@
+"""Frozen weights: of the large ones a memory keeps a fingerprint, and takes the weights from the model when asked."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from dualform.store import Store
+
+from ..plan.recording_plan import Plan
+from ..verify.marks import Marks
+from ..verify.weight_fingerprint import fingerprint
+
+SMALL, ALL_SMALL = 64 << 10, 1 << 20
+"""Frozen parameters of up to so many bytes are kept, and all of them where together they have no more than so many."""
+
+CHANGED = (
+    "it was frozen as recording began, so only its fingerprint was kept, and it was changed in place: it is kept from "
+    "here on, and the steps before need a model that still has its first weights"
+)
+
+
+def fingerprints_of_frozen(plan: Plan) -> dict[str, str]:
+    """The large parameters that no optimiser has and that take no gradient, with their fingerprints."""
+    frozen = {
+        name: tensor
+        for name, tensor in plan.rest.items()
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and id(tensor) not in plan.owner
+    }
+    if sum(map(_bytes_of, frozen.values())) <= ALL_SMALL:
+        return {}
+    return {name: hexadecimal(tensor) for name, tensor in frozen.items() if _bytes_of(tensor) > SMALL}
+
+
+def hexadecimal(tensor: Tensor) -> str:
+    """A tensor's fingerprint as a manifest keeps it."""
+    return f"{fingerprint(tensor):016x}"
+
+
+class Frozen:
+    """Knows the frozen parameters of which nothing but a fingerprint was kept so far."""
+
+    def __init__(self, plan: Plan, store: Store, step: int, marks: Marks) -> None:
+        self.marks, self._fingerprints = marks, store.manifest.frozen
+        self._names = {id(plan.tensors[name]): name for name in store.not_kept(step) if name in plan.tensors}
+
+    def first_value(self, parameter: Tensor) -> dict[str, Tensor]:
+        """An optimiser is about to step on a parameter: its first value, under the name it is kept by."""
+        name = self._names.pop(id(parameter), None)
+        if name is None:
+            return {}
+        if hexadecimal(parameter) != self._fingerprints[name]:
+            self.marks("frozen-changed", name, CHANGED, self.marks.step + 1)
+            return {}
+        return {f"{name}@0": parameter.detach().to("cpu", copy=True)}
+
+    def see_changed(self, kept: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+        """Mark what was changed while it was frozen, among snapshots of the rest; returns these."""
+        for key in kept:
+            name = key.rpartition("@")[0]
+            for place in [place for place, other in self._names.items() if other == name]:
+                del self._names[place]
+                self.marks("frozen-changed", name, CHANGED, step)
+        return kept
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,221 @@
+"""From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up.
+
+Optimisers that step one after the other, without a backward pass in between, take one step of the memory together (Muon
+for the matrices, AdamW for all else).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import optim
+
+from dualform.errors import NonFiniteGradient
+from dualform.rules import Rule
+from dualform.types import Transition
+
+from .demotion import Demotion
+from .hooks.interrupts import Interrupts
+from .hooks.uncompiled import eager
+from .plan.recording_plan import Plan
+from .shards.shard_builder import Shelf
+from .shards.size_report import Sizes
+from .slots.batch_columns import Notes
+from .state.create import state_tensors
+from .training.backward_hooks import Passes
+from .training.live_ledger import Booked
+from .training.parameter_step import Moved
+from .training.rule_audit import RuleAudit
+from .verify.gradient_probe import of_gradients
+from .verify.marks import Marks
+from .verify.weight_samples import Samples
+
+FINE = torch.finfo(torch.float64).eps
+"""Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
+
+
+class Steps:
+    """Watches the optimisers. A step counts when it is over."""
+
+    def __init__(
+        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf, sizes: Sizes,
+        interrupts: Interrupts,
+    ) -> None:  # fmt: skip
+        self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
+        self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
+        self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
+        self._passes = passes
+        self._together: list[optim.Optimizer] = []
+        """The optimisers that took their part in the last step."""
+        self._backwards = 0
+        """The backward passes by then."""
+        self._demotion = Demotion(passes, shelf, marks)
+        self._rule_audit = RuleAudit(marks)
+        self._staged: list[Moved] | None = None
+        self._booked: list[Booked] = []
+        self._rule: tuple[Rule | None, bool] = None, False
+        self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
+
+    def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
+        """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
+        handles = []
+        for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
+            after = eager(self.interrupts.around(partial(self._after, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
+            handles.append(optimizer.register_step_post_hook(after))
+        return handles
+
+    def _whole(self) -> bool:
+        """Whether no optimiser is likely to join in the last step. All processes must find the same."""
+        if len(self._together) == len(self.plan.rules):
+            return True
+        return self._passes.ranks.alone and not self._passes.waiting
+
+    def _begin(
+        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
+        return self._guarded(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
+
+    @eager
+    def _guarded(
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        return self.interrupts.around(self._before)(rule, compiled, optimizer, args, kwargs)
+
+    def _before(
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
+        if closure is None:
+            self._stage(rule, compiled, optimizer)
+            return None
+
+        def closed() -> Any:  # the gradients of this step come with the closure
+            loss = closure()
+            self.interrupts.around(self._stage)(rule, compiled, optimizer)
+            return loss
+
+        return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
+
+    def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
+        """The gradients are as the step will use them: read them, and what the step is going to do."""
+        self._staged, self._booked = None, []
+        self.interrupts.watch()
+        self.outside.tell(self.shelf.unfinished.mark(self.marks))
+        self._passes.forget_unfinished()
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and float(found_inf) > 0:
+            return  # the loss scaler tells a fused optimiser to skip this step …
+        scale = getattr(optimizer, "grad_scale", None)
+        inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
+        staged: list[Moved] = []
+        owner, mine = self.plan.owner, self.plan.rules.index(rule)
+        self.outside.look_at_links(self.marks.step + 1)
+        for group in optimizer.param_groups:
+            options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
+            for parameter in group["params"]:
+                owner.setdefault(id(parameter), mine)
+                follower = self._followers.get(id(parameter))
+                if follower is None:
+                    self.outside.look_at_parameter(parameter)
+                    self.shelf.keep_first(parameter)
+                    continue
+                if parameter.grad is None:
+                    follower.passes = []
+                    continue
+                if follower.watched is not None:
+                    follower.read(parameter.grad)
+                bare = not follower.passes and bool(parameter.grad.any())
+                state = optimizer.state.get(parameter, {})
+                settings = rule.settings(options, state) if rule else {}
+                rounds = bool(rule) and rule.decays_by_factor and follower.eps > FINE and not group.get("fused")
+                if settings != self._last[1] or (rule, rounds) != self._rule:  # most steps are alike
+                    transition = rule.transition(settings) if rule else None
+                    if rounds and transition is not None:
+                        transition = transition._replace(ww=float(np.float32(transition.ww)))
+                    self._last, self._rule = (transition, settings), (rule, rounds)
+                transition, settings = self._last
+                self.outside.before_step(follower.name, state_tensors(rule, state))
+                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
+                if follower.name in self.book.accounts:
+                    assert transition is not None
+                    self._booked.append(self.book.stage(follower, transition, settings, state, inner))
+        self._look_at_gradients(staged)
+        if self._passes.unseen or any(each.bare for each in staged):
+            staged = self._without_demoted(staged)
+        self._look_at_slots(staged)
+        self._rule_audit.before(optimizer, rule, staged)
+        self.shelf.unfinished.begin(optimizer)
+        self._staged, self.interrupts.stepping = staged, optimizer
+
+    def _without_demoted(self, staged: list[Moved]) -> list[Moved]:
+        """The parameters of a step without those that are left to the rest now."""
+        demoted = self._demotion.look(staged)
+        for follower in demoted:
+            self._followers.pop(id(follower.parameter), None)
+        names = {follower.name for follower in demoted}
+        self._booked = [each for each in self._booked if each.account.name not in names]
+        self._demotion.tell()
+        return [each for each in staged if each.follower not in demoted]
+
+    def _joins(self, optimizer: optim.Optimizer) -> bool:
+        """Whether a step of an optimiser is a part of the last one."""
+        others = self._together and all(each is not optimizer for each in self._together)
+        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
+
+    def _look_at_gradients(self, staged: Sequence[Moved]) -> None:
+        """See gradients whole, through their probes: NaN or infinity show there, too."""
+        gradients = {each.follower: grad for each in staged if (grad := each.follower.parameter.grad) is not None}
+        if not gradients:
+            return
+        probes, finite = of_gradients([follower.probe for follower in gradients], list(gradients.values()))
+        for each, probe in zip(staged, probes, strict=True):
+            each.probe = probe
+        for follower, grad in () if finite else gradients.items():
+            if not bool(grad.isfinite().all()):
+                raise self._not_finite(f"the gradient of '{follower.name}' holds")
+
+    def _look_at_slots(self, staged: Sequence[Moved]) -> None:
+        batches = {}
+        for each in staged:
+            for added in each.passes:
+                for slots in added.slots:
+                    batches[id(slots.batch)] = slots.batch
+                    if not slots.finite:
+                        raise self._not_finite(f"the inputs or errors of layer '{slots.layer.name}' hold")
+        for batch in batches.values():
+            self.notes.check(batch)
+
+    def _not_finite(self, what: str) -> NonFiniteGradient:
+        step = self.marks.step
+        return NonFiniteGradient(
+            f"{what} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
+            f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
+        )
+
+    def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        staged, self._staged = self._staged, None
+        self.interrupts.stepping = None
+        if staged is None:
+            return
+        for each in staged:
+            state = state_tensors(rule, optimizer.state.get(each.follower.parameter, {}))
+            each.sample, each.state_sample = self.samples.take(each.follower.name, state)
+            self.outside.after_step(each.follower.name, state)
+        if not self._joins(optimizer):
+            self.marks.step += 1
+            self._together, self._backwards = [], self._passes.backwards
+        self._together.append(optimizer)
+        self._rule_audit.after()
+        self.shelf.enter(self.marks.step, staged)
+        if self._booked:
+            with self.shelf.refused_after_errors("the ledger"):
+                self.book.take_step(self._booked)
+        for each in staged:
+            each.follower.passes, each.follower.moved = [], True
+        self.shelf.unfinished.end()
+        self.sizes.take(self.marks.step, staged)
+        self.shelf.add(self.marks.step, staged, whole=self._whole())

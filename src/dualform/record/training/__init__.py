@@ -1,0 +1,1 @@
+"""What happens while a step is trained: backward passes, the change of each parameter, the live ledger."""

@@ -1,0 +1,268 @@
+r"""The ledger, kept while training runs: one part of the weights for each group of examples, and no slots at all.
+
+The optimiser's own recurrence runs once for each group, on the group's part of the gradient, with the preconditioner
+that all groups share. The parts and what is left of the beginning add up to the weights, whatever the length of
+training; so does their cost. Where several processes train, each keeps books of its own rows, and the books add up.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, optim
+
+from dualform.engine import Agreement, Rounding, State, agreement, move, precondition
+from dualform.errors import NoteError, QueryError
+from dualform.rules import Rule
+from dualform.store import LedgerState, gradient_from
+from dualform.types import LayerInfo, Transition
+
+from ..distributed.process_group import Ranks
+from ..plan.recording_plan import Plan
+from ..rows.row_credit import Credit
+from ..slots.slot_buffers import Slots
+from ..state.create import state_tensors
+from ..verify.gradient_audit import scale_of
+from ..verify.gradient_follower import Follower, Opened, gradient_eps
+
+MOST = 1 << 12
+"""Groups that a ledger may have."""
+
+
+@dataclass
+class Account:
+    """The parts of one parameter: (1 + groups, *shape), what is left of the beginning first."""
+
+    name: str
+    parameter: Tensor
+    rule: Rule
+    weight: Tensor
+    buffer: Tensor
+    first: Tensor
+    moves: int = 0
+    gradient_eps: float = 0.0
+    """The lowest precision in which a gradient was computed."""
+    gradient: dict[int, Tensor] = field(default_factory=dict)
+    """The gradient of this step so far, by group."""
+    opened: Opened | None = None
+
+    def grow(self, groups: int) -> None:
+        """Make room for new groups."""
+        missing = 1 + groups - len(self.weight)
+        if missing > 0:
+            none = self.weight.new_zeros(missing, *self.weight.shape[1:])
+            self.weight, self.buffer = torch.cat([self.weight, none]), torch.cat([self.buffer, none])
+
+    def advance(self, t: Transition, p: Tensor | None, scale: float) -> None:
+        """One step of all parts."""
+        if p is not None and not t.mp and (t.pw, t.pm, t.pg) == (t.mw, t.mm, t.mg) and t.wm == t.wg == 0.0:
+            self._follow_buffer(t, p, scale)
+        else:
+            gradient = torch.zeros_like(self.weight)
+            for group, part in self.gradient.items():
+                gradient[1 + group] = part * scale
+            move(self.rule, t, p, self.weight, self.buffer, gradient)
+        self.gradient = {}
+        self.moves += 1
+
+    def _follow_buffer(self, t: Transition, p: Tensor, scale: float) -> None:
+        """The same where W only follows P M (Adam and most of its kin), in place: all parts are large."""
+        self.buffer.mul_(t.mm)
+        if t.mw:
+            self.buffer.add_(self.weight, alpha=t.mw)
+        for group, part in self.gradient.items():
+            self.buffer[1 + group].add_(part, alpha=t.mg * scale)
+        if t.ww != 1.0:
+            self.weight.mul_(t.ww)
+        if self.rule.acts == "entries":
+            self.weight.addcmul_(p, self.buffer, value=t.wp)
+        else:
+            self.weight.add_(p @ self.buffer, alpha=t.wp)
+
+
+@dataclass(frozen=True)
+class Booked:
+    """A step that an account is about to take."""
+
+    account: Account
+    transition: Transition
+    p: Tensor | None
+    scale: float
+
+
+class Book:
+    """The accounts of all parameters that a ledger explains. ``by`` is the column whose values are the groups."""
+
+    def __init__(
+        self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
+        credit: Credit, ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
+        self.groups: dict[Hashable, int] = {}
+        self.visits: list[int] = []
+        self.accounts: dict[str, Account] = {}
+        for p in plan.parameters:
+            if p.kind == "ledger":
+                self.accounts[p.name] = self._account(p.name, states.get(p.name, {}))
+        if kept is not None:
+            self._load(kept)
+
+    def _account(self, name: str, state: Mapping[str, Tensor]) -> Account:
+        parameter, rule = self.plan.tensors[name].detach(), self.plan.rule(name)
+        assert rule is not None
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        weight = parameter.to("cpu", dtype, copy=True).unsqueeze(0)
+        buffer = state.get("buffer")
+        buffer = (
+            torch.zeros_like(weight) if buffer is None else buffer.detach().to("cpu", dtype, copy=True).unsqueeze(0)
+        )
+        first = weight[0].clone()
+        if not self.ranks.first:  # the beginning is in the first process's books
+            weight, buffer = torch.zeros_like(weight), torch.zeros_like(buffer)
+        return Account(name, self.plan.tensors[name], rule, weight, buffer, first)
+
+    def _load(self, kept: LedgerState) -> None:
+        self.groups, self.visits = {name: i for i, name in enumerate(kept.groups)}, list(kept.visits)
+        for name, account in self.accounts.items():
+            account.weight, account.buffer = kept.weights[name].clone(), kept.buffers[name].clone()
+            account.first, account.moves = kept.first[name].to(account.weight.dtype), kept.moves.get(name, 0)
+            account.gradient_eps = kept.gradient_eps.get(name, 0.0)
+
+    # ------------------------------------------------------------------------------------------- gradients
+
+    def take(self, slots: Slots, key: Tensor, error: Tensor, users: Sequence[tuple[Follower, Opened]]) -> None:
+        """Add the rows of a call to the gradients of their groups."""
+        layer, groups = slots.layer, self._groups_of(slots)
+        for follower, opened in users:
+            account = self.accounts[follower.name]
+            self._open(account, follower, opened)
+            for number in np.unique(groups):
+                rows = torch.from_numpy(np.flatnonzero(groups == number))
+                whole = len(rows) == len(groups)
+                part = _product(layer, account, key if whole else key[rows], error if whole else error[rows])
+                before = account.gradient.get(int(number))
+                account.gradient[int(number)] = part if before is None else before + part
+
+    @staticmethod
+    def _open(account: Account, follower: Follower, opened: Opened) -> None:
+        """Another pass adds to what the passes before it left, if that is still in the gradient."""
+        if account.opened is opened:
+            return
+        account.opened = opened
+        if not follower.passes:
+            account.gradient = {}
+        elif (ratio := scale_of(follower)) != 1.0:
+            account.gradient = {group: part * ratio for group, part in account.gradient.items()}
+
+    def _groups_of(self, slots: Slots) -> Int[np.ndarray, " m"]:
+        """The group of each row of a call."""
+        batch, rows = slots.batch, slots.end - slots.begin
+        if self.by not in batch.columns:
+            raise NoteError(
+                f"the ledger is kept by the column '{self.by}', but this batch was noted with {sorted(batch.columns)}. "
+                f"Note it for every batch: tape.note({self.by}=…)."
+            )
+        values = batch.columns[self.by]
+        if not isinstance(values, np.ndarray):
+            return np.full(rows, self._group(values))
+        owners = self.credit.told(slots, self.credit.marks.step + 1)
+        if owners is None:
+            return np.full(rows, self._group(None))
+        names, which = np.unique(values, return_inverse=True)
+        numbers = np.array([self._group(name.item()) for name in names])
+        return numbers[which][np.arange(rows) // owners.stride % owners.examples]
+
+    def _group(self, name: Hashable) -> int:
+        if name not in self.groups:
+            if len(self.groups) >= MOST:
+                raise QueryError(
+                    f"the column '{self.by}' has more than {MOST:,} values, and a ledger holds the weights once for "
+                    "each. Choose a coarser column."
+                )
+            self.groups[name] = len(self.groups)
+            self.visits.append(0)
+            for account in self.accounts.values():
+                account.grow(len(self.groups))
+        return self.groups[name]
+
+    def count(self, columns: Mapping[str, Any], size: int) -> None:
+        """A batch was used by a step: its examples are visits of their groups."""
+        values = columns.get(self.by or "")
+        if isinstance(values, np.ndarray):
+            for name, count in zip(*np.unique(values, return_counts=True), strict=True):
+                self.visits[self._group(name.item())] += int(count)
+        else:
+            self.visits[self._group(values)] += size
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def stage(
+        self, follower: Follower, t: Transition, settings: Mapping[str, float], state: Mapping[str, Any], inner: float
+    ) -> Booked:
+        """What the step about to be taken does to an account."""
+        account = self.accounts[follower.name]
+        if not follower.passes:
+            account.gradient = {}
+        account.opened = None
+        account.gradient_eps = max(account.gradient_eps, gradient_eps(follower.passes))
+        parameter, rule = follower.parameter, account.rule
+        assert parameter.grad is not None
+        shared = {key: tensor.detach() for key, tensor in state_tensors(rule, state).items()}
+        buffer = shared.pop("buffer", torch.zeros_like(parameter))
+        now = State(parameter.detach(), buffer, shared)
+        gradient = parameter.grad.detach() if inner == 1.0 else parameter.grad.detach() * inner
+        p, _ = precondition(rule, settings, now, gradient, follower.eps)
+        scale = scale_of(follower) * inner / self.ranks.world if follower.passes else 0.0
+        return Booked(account, t, p if p is None else p.cpu().to(account.weight.dtype), scale)
+
+    def take_step(self, booked: Sequence[Booked]) -> None:
+        """The step is over."""
+        for each in booked:
+            each.account.advance(each.transition, each.p, each.scale)
+
+    # ------------------------------------------------------------------------------------------- out
+
+    def state(self) -> LedgerState:
+        """All accounts as they stand, in memory of their own."""
+        return LedgerState(
+            column=self.by or "",
+            groups=tuple(self.groups),
+            visits=tuple(self.visits),
+            moves={name: account.moves for name, account in self.accounts.items()},
+            weights={name: account.weight.clone() for name, account in self.accounts.items()},
+            buffers={name: account.buffer.clone() for name, account in self.accounts.items()},
+            first={name: account.first for name, account in self.accounts.items()},
+            gradient_eps={name: account.gradient_eps for name, account in self.accounts.items()},
+        )
+
+    def certificate(self) -> dict[str, Agreement]:
+        """The sum of all parts beside the real weights, every entry."""
+        found = {}
+        for name, account in self.accounts.items():
+            actual, total = account.parameter.detach().cpu(), account.weight.double().sum(0)
+            self.ranks.add_up([total])
+            eps = torch.finfo(actual.dtype).eps
+            first, rounding = account.first.double(), Rounding(eps, account.gradient_eps)
+            found[name] = agreement(actual, first, total, account.moves, rounding)
+        return found
+
+
+def _product(layer: LayerInfo, account: Account, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
+    """What some rows put into the gradient of a parameter."""
+    dtype, shape = account.weight.dtype, account.weight.shape[1:]
+    key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
+    return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
+
+
+def states_by_name(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
+    """What the optimisers keep of the parameters that a ledger explains."""
+    names = {id(plan.tensors[p.name]): p.name for p in plan.parameters if p.kind == "ledger"}
+    out = {}
+    for optimizer, rule in zip(optimizers, plan.rules, strict=True):
+        for parameter, state in optimizer.state.items():
+            if rule and id(parameter) in names:
+                out[names[id(parameter)]] = state_tensors(rule, state)
+    return out

@@ -1,0 +1,1 @@
+"""Answers as text: words, tables, and pictures in a terminal."""

@@ -1,0 +1,1 @@
+"""The format on disk: the manifest, tables, tensors, and how rows and weights are encoded in them."""

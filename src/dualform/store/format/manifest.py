@@ -1,0 +1,251 @@
+"""The memory on disk, described well enough for another program to read it.
+
+A memory is a folder::
+
+    manifest.json                what is in the memory; written last, so nothing counts until it is listed here
+    init.safetensors             every parameter and buffer of the model as recording began (by its name) and what the
+                                 optimiser kept of each recorded parameter: its buffer M ("<name>#buffer") and what all
+                                 examples share ("<name>#exp_avg_sq");
+                                 first an empty tensor "#dualform-memory", by which it is known without a manifest.
+                                 Large frozen parameters (no gradient, in no optimiser) are not here: "frozen" in the
+                                 manifest has a fingerprint of each, and the weights are taken from the model when the
+                                 memory is asked
+    shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
+                                 d_out); the keys of an embedding are the tokens' numbers
+                                 (rows, 1) in int32; in float16 also "L.error_exponents" and, where needed,
+                                 "L.key_exponents" (rows,): the row is multiplied by 2**exponent. Every tensor begins on
+                                 a page of 4096 bytes; "#pad1", "#pad2", … between them are zeros
+    calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
+    visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
+    steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
+                                 gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), the machine
+                                 precision in which the gradient was computed (gradient_eps), and a few entries
+                                 of the parameter and of the optimiser's state of it after the step
+    snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
+                                 parameters at the end; and now and then parameters under a preconditioned rule with the
+                                 optimiser's state of them ("<name>#buffer@<step>"). A frozen parameter that an
+                                 optimiser is given later is kept then as it was at first, "<name>@0"
+    ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), what is left of the
+                                 beginning first, and the same of the optimiser's buffer, "<name>#buffers"
+    ranks/0001/                  what process 1 of several recorded, if there were several ("ranks" in the manifest):
+                                 shards, calls, visits and its part of a ledger, with a manifest of its own. A step
+                                 counts when all of them hold it; parts of a ledger are added up
+
+Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
+``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
+In the weight it counts with ``c_step × factor``, in the bias with ``c_step × bias_factor``, where c comes from sweeping
+the transitions of that parameter backwards (rules/sweep.py).
+
+The rest is looked at after every ``snapshot_every``-th step and after the last step of a shard; what changed since the
+last look is kept.
+
+Only the steps ``first … last`` that the manifest gives for a shard count; later lines in its files were dropped by a
+resume. A shard may hold snapshots alone: the parameters at the end, or the rest at a step that was resumed from and
+that nobody had looked at. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
+
+``ended`` says how the recording ended: ``{"how": "closed", "step": 300, "by": ""}``, or "interrupted" with the name of
+the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes on, and stays so after a kill.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
+from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
+
+from ..io.atomic_file import FileEntry, write_bytes
+from .ledger_file import LedgerEntry
+
+NAME = "manifest.json"
+FORMAT = "dualform-memory"
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of complete steps and the files that hold it."""
+
+    number: int
+    first: int
+    last: int
+    visits: int
+    slots: Mapping[str, int]
+    files: Mapping[str, FileEntry]
+
+    def file(self, kind: str) -> str | None:
+        """Its file of a kind ("calls", "snapshots", …), if it has one."""
+        return next((name for name in self.files if name.rsplit("/", 2)[-2] == kind), None)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a memory."""
+
+    dtype: DType
+    layers: tuple[LayerInfo, ...]
+    parameters: tuple[ParameterInfo, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    init: FileEntry = field(default_factory=lambda: FileEntry(0, ""))
+    shards: tuple[Shard, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    certificate: Mapping[str, Any] | None = None
+    snapshot_every: int = 1
+    by: str | None = None
+    """The column that ledgers are kept by."""
+    ledgers: tuple[LedgerEntry, ...] = ()
+    """The last two."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The fingerprints of frozen parameters that are not kept (xxh3-64 of their bytes, hexadecimal)."""
+    rank: int = 0
+    """Which of the processes that record together wrote this part."""
+    ranks: int = 1
+    """How many there are."""
+    demoted: tuple[str, ...] = ()
+    """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    ended: Ended | None = None
+    """How the recording ended; None while it goes on, and after a kill."""
+
+    @property
+    def steps(self) -> int:
+        """The last complete step."""
+        return self.shards[-1].last if self.shards else 0
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """The files of all shards."""
+        return {name: entry for shard in self.shards for name, entry in shard.files.items()}
+
+    @property
+    def visits(self) -> int:
+        """How many visits all steps made."""
+        return sum(shard.visits for shard in self.shards)
+
+    @property
+    def ending(self) -> str:
+        """What a reader should know of the way the recording ended, as a sentence; nothing where it was closed."""
+        if self.ended is None:
+            return f"Recording was not closed: it goes on, or was killed. Step {self.steps} is the last one on disk."
+        if self.ended.how != "interrupted":
+            return ""
+        return (
+            f"Recording was interrupted ({self.ended.by}): the memory ends with the last complete step, {self.steps}."
+        )
+
+    def upto(self, step: int, shards: Iterable[Shard]) -> "Manifest":
+        """The same memory without what came after ``step``: with these shards, and what was noticed by then."""
+        shards = tuple(shards)
+        return replace(
+            self,
+            shards=shards,
+            columns=self.columns if shards else {},
+            marks=tuple(mark for mark in self.marks if mark.first_step <= step),
+            certificate=self.certificate if step == self.steps else None,
+            ledgers=tuple(entry for entry in self.ledgers if entry.step <= step),
+            ended=None,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest: from this instant its files count. One line a field, one line a shard."""
+        fields = {"format": FORMAT, "version": VERSION, "steps": self.steps, "visits": self.visits}
+        fields |= {name: value for name, value in vars(self).items() if name != "shards"}
+        lines = [f"{json.dumps(name)}: {json.dumps(value, default=asdict)}" for name, value in fields.items()]
+        shards = ",\n  ".join(_shard_text(shard) for shard in self.shards)
+        body = ",\n ".join([*lines, f'"shards": [\n  {shards}]']) + "}\n"
+        head = f'{{"checksum": "{xxhash.xxh3_128_hexdigest(body.encode())}",\n '
+        write_bytes(folder / NAME, (head + body).encode())
+
+
+@lru_cache(maxsize=1 << 16)
+def _text_of(number: int, first: int, last: int, visits: int, rest: tuple) -> str:
+    slots, files = rest
+    value = {
+        "number": number, "first": first, "last": last, "visits": visits, "slots": dict(slots),
+        "files": {name: asdict(entry) for name, entry in files},
+    }  # fmt: skip
+    return json.dumps(value)
+
+
+def _shard_text(shard: Shard) -> str:
+    """A shard's line; written again with every manifest, so it is kept."""
+    rest = tuple(shard.slots.items()), tuple(shard.files.items())
+    return _text_of(shard.number, shard.first, shard.last, shard.visits, rest)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a folder, or say why not."""
+    if not folder.exists():
+        raise MemoryNotFound(
+            f"there is no memory at {folder}: no such folder. Record one with dualform.record(model, optimizer, path)."
+        )
+    file = folder / NAME
+    if not file.is_file():
+        inside = sorted(p.name for p in folder.iterdir())[:4] if folder.is_dir() else "a file"
+        raise NotAMemory(f"{folder} is not a dualform memory: it has no {NAME} (found: {inside or 'nothing'}).")
+    try:
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CorruptMemory(f"{file} is not valid JSON ({error}). Restore it from a copy.") from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise NotAMemory(f"{folder} is not a dualform memory: its {NAME} does not say format '{FORMAT}'.")
+    if value.get("version") != VERSION:
+        raise FormatVersionError(
+            f"the memory at {folder} has format version {value.get('version')!r}; this dualform reads {VERSION}. "
+            "Open it with the version that wrote it, or upgrade: pip install -U dualform"
+        )
+    found = value.pop("checksum", None)
+    if found != xxhash.xxh3_128_hexdigest(text.partition("\n ")[2].encode()):
+        raise CorruptMemory(
+            f"{file} does not have the checksum it gives ({found}): it was changed. Restore it from a copy."
+        )
+    return _manifest(value)
+
+
+def _manifest(value: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        dtype=value["dtype"],
+        layers=tuple(_layer(v) for v in value["layers"]),
+        parameters=tuple(ParameterInfo(**{**v, "shape": tuple(v["shape"])}) for v in value["parameters"]),
+        columns=value["columns"],
+        init=FileEntry(**value["init"]),
+        shards=tuple(_shard(v) for v in value["shards"]),
+        marks=tuple(Mark(**v) for v in value["marks"]),
+        certificate=value["certificate"],
+        snapshot_every=value["snapshot_every"],
+        by=value["by"],
+        ledgers=tuple(_ledger(v) for v in value["ledgers"]),
+        frozen=value.get("frozen", {}),
+        rank=value.get("rank", 0),
+        ranks=value.get("ranks", 1),
+        demoted=tuple(value.get("demoted", ())),
+        versions=value["versions"],
+        ended=_ended(value),
+    )
+
+
+def _ended(value: Mapping[str, Any]) -> Ended | None:
+    if "ended" not in value:  # written before this was kept
+        return Ended("unknown", value["steps"])
+    return None if value["ended"] is None else Ended(**value["ended"])
+
+
+def _layer(value: Mapping[str, Any]) -> LayerInfo:
+    modules = (ModuleInfo(**{**module, "biases": tuple(module["biases"])}) for module in value["modules"])
+    pieces = (Piece(**piece) for piece in value["pieces"])
+    return LayerInfo(**{**value, "modules": tuple(modules), "pieces": tuple(pieces)})
+
+
+def _ledger(value: Mapping[str, Any]) -> LedgerEntry:
+    lists = {name: tuple(value[name]) for name in ("groups", "visits")}
+    return LedgerEntry(**{**value, **lists, "file": FileEntry(**value["file"])})
+
+
+def _shard(value: Mapping[str, Any]) -> Shard:
+    return Shard(**{**value, "files": {name: FileEntry(**entry) for name, entry in value["files"].items()}})

@@ -1,0 +1,1 @@
+"""Bytes to disk: files that appear whole or not at all, large writes past the page cache, and reused buffers."""

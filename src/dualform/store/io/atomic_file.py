@@ -1,0 +1,108 @@
+"""Files that appear whole or not at all, with their checksums."""
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from dualform.errors import CorruptMemory, WriteError
+
+from .direct_io import Out
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What the manifest knows of a file."""
+
+    bytes: int
+    xxh3: str
+
+
+def write_whole(path: Path, fill: Callable[[Out], None], size: int = 0) -> FileEntry:
+    """Write ``path`` under a temporary name, force it to the disk, then give it its name."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        out = Out(partial, size)
+        try:
+            fill(out)
+            out.finish()
+        finally:
+            out.close()
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WriteError(_why(path, error)) from error
+    return FileEntry(out.size, out.hash.hexdigest())
+
+
+def _why(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cause = "the disk is full"
+    else:
+        cause = f"the system said: {error.strerror or error}"
+    return (
+        f"cannot write {path}: {cause}. The memory stands at its last complete step; make room, restart from your "
+        "checkpoint of a step it holds and pass resume=<that step>."
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: Any) -> FileEntry:
+    """Write a small file."""
+    return write_whole(path, lambda out: out.write(data))
+
+
+def write_parquet(path: Path, table: pa.Table) -> FileEntry:
+    """Write an Arrow table."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="lz4", use_dictionary=False, write_statistics=False)  # a millisecond
+    return write_bytes(path, sink.getvalue())
+
+
+def verify(path: Path, entry: FileEntry, *, content: bool) -> None:
+    """See that a file is there and has the size, and if asked the content, that the manifest gives."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptMemory(f"{path} is missing though the manifest lists it. {_RESTORE}") from None
+    if size != entry.bytes:
+        raise CorruptMemory(
+            f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut short. {_RESTORE}"
+        )
+    if content and (found := checksum(path)) != entry.xxh3:
+        raise CorruptMemory(
+            f"{path} has checksum {found} where the manifest says {entry.xxh3}: its bytes changed. {_RESTORE}"
+        )
+
+
+_RESTORE = "Restore the file from a copy, or resume the recording from a step before it."
+
+
+def checksum(path: Path) -> str:
+    """The xxh3-128 of a file."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        for piece in _pieces(file):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(file: BinaryIO, size: int = 1 << 22) -> Iterable[memoryview]:
+    buffer = bytearray(size)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        yield memoryview(buffer)[:count]

@@ -1,0 +1,1 @@
+"""Where training takes an attention layer: gradient descent, and heads through time."""

@@ -1,0 +1,205 @@
+r"""Training one attention layer by gradient descent: where its weights go (Tarzanagh et al. 2023, arXiv 2308.16898).
+
+.. math:: f(X, z) = h\big(X^\top \mathrm{softmax}(X W z)\big),\qquad L(W) = \frac1n\sum_i \log(1 + e^{-Y_i f(X_i, z_i)})
+
+With s the softmax, o its output and g_t = ∇h(o)ᵀx_t, the gradient is a sum over tokens whose coefficients add up to 0:
+
+.. math:: \nabla L = \frac1n\sum_i \ell'(Y_i f_i) Y_i \sum_t s_{it}(g_{it} - \bar g_i)\, x_{it} z_i^\top
+
+As the softmax saturates, s vanishes for all tokens but one, α, and so does g_α − ḡ. Here the coefficient of α is minus
+the sum of the others, whose probabilities are kept as logarithms and divided by their largest: so the direction stays
+right long after the gradient itself would be rounding noise. All trials are one tensor program.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dualform.errors import SizeError
+
+from .output_heads import Head
+
+Weights = Float[Tensor, "r d d"]
+
+
+class Samples(NamedTuple):
+    """Trials (axis r) of n samples with T tokens, a query and a label ±1 each."""
+
+    tokens: Float[Tensor, "r n T d"]
+    queries: Float[Tensor, "r n d"]
+    labels: Float[Tensor, "r n"]
+
+
+class Factors(NamedTuple):
+    """W = K Qᵀ."""
+
+    K: Float[Tensor, "r d m"]
+    Q: Float[Tensor, "r d m"]
+
+    @property
+    def product(self) -> Weights:
+        """W."""
+        return self.K @ self.Q.mT
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Where descent came to: weights, and what was seen at the steps that were asked for."""
+
+    end: Weights | Factors
+    steps: tuple[int, ...]
+    path: list[Weights] = field(repr=False)
+    """W at each of these steps."""
+    norms: Float[Tensor, "s r"]
+    losses: Float[Tensor, "s r"]
+
+    @property
+    def W(self) -> Weights:
+        """The weights at the end."""
+        return self.end.product if isinstance(self.end, Factors) else self.end
+
+
+def logits(samples: Samples, W: Weights) -> Float[Tensor, "r n T"]:
+    """x_tᵀ W z."""
+    return torch.einsum("rntd,rde,rne->rnt", samples.tokens, W, samples.queries)
+
+
+def selected(samples: Samples, W: Weights) -> Int[Tensor, "r n"]:
+    """The token that each sample attends to most."""
+    return logits(samples, W).argmax(-1)
+
+
+def loss(samples: Samples, head: Head, W: Weights) -> Float[Tensor, " r"]:
+    """The mean logistic loss of each trial."""
+    o = torch.einsum("rnt,rntd->rnd", logits(samples, W).softmax(-1), samples.tokens)
+    return torch.nn.functional.softplus(-samples.labels * head.value(o)).mean(1)
+
+
+def gradient(samples: Samples, head: Head, W: Weights) -> tuple[Weights, Float[Tensor, " r"]]:
+    """The gradient of the loss in the form that does not cancel, as (G, log c): the gradient is c·G."""
+    log_s = logits(samples, W).log_softmax(-1)
+    s = log_s.exp()
+    o = torch.einsum("rnt,rntd->rnd", s, samples.tokens)
+    g = torch.einsum("rntd,rnd->rnt", samples.tokens, head.gradient(o))
+    best = log_s.argmax(-1, keepdim=True)
+    beyond = g - g.gather(-1, best)  # g_t − g_α
+    apart = beyond - (s * beyond).sum(-1, keepdim=True)  # g_t − ḡ
+    others = torch.ones_like(log_s, dtype=torch.bool).scatter(-1, best, False)
+    largest = log_s.masked_fill(~others, -torch.inf).amax((1, 2))
+    parts = torch.where(others, (log_s - largest[:, None, None]).exp() * apart, 0.0)
+    parts = parts.scatter(-1, best, -parts.sum(-1, keepdim=True))
+    slope = -torch.sigmoid(-samples.labels * head.value(o)) * samples.labels / samples.labels.shape[1]
+    found = torch.einsum("rn,rnt,rntd,rne->rde", slope, parts, samples.tokens, samples.queries)
+    return found, largest
+
+
+def descend(
+    samples: Samples, head: Head, start: Weights | Factors, steps: int, *, rate: float = 0.1, normalised: bool = True,
+    decay: float = 0.0, watch: Iterable[int] = (),
+) -> Descent:  # fmt: skip
+    """Full-batch gradient descent from a start: for W, or for K and Q.
+
+    ``normalised``: each matrix moves by ``rate`` a step, in the direction of its gradient. ``decay`` adds so much times
+    the squared norm of the matrices to the loss; the paper's code trains K and Q with 2.2e-16, which counts once the
+    softmax is saturated. ``watch``: steps to keep.
+    """
+    _see_that_they_fit(samples, start)
+    wanted = sorted({*watch, steps})
+    path, norms, losses = [], [], []
+    now = start
+    for step in range(steps + 1):
+        W = now.product if isinstance(now, Factors) else now
+        if step in wanted:
+            path.append(W)
+            norms.append(W.flatten(1).norm(dim=1))
+            losses.append(loss(samples, head, W))
+        if step == steps:
+            break
+        G, log_scale = gradient(samples, head, W)
+        move = _unit if normalised else lambda each, c=log_scale: each * c.exp()[:, None, None]
+        shrink = 2 * decay * (-log_scale).clamp(max=600).exp()[:, None, None]
+        if isinstance(now, Factors):
+            K, Q = G @ now.Q + shrink * now.K, G.mT @ now.K + shrink * now.Q
+            now = Factors(now.K - rate * move(K), now.Q - rate * move(Q))
+        else:
+            now = now - rate * move(G + shrink * now)
+    return Descent(now, tuple(wanted), path, torch.stack(norms), torch.stack(losses))
+
+
+def _unit(G: Float[Tensor, "r d m"]) -> Float[Tensor, "r d m"]:
+    norm = G.flatten(1).norm(dim=1)[:, None, None]
+    return G / torch.where(norm > 0, norm, 1.0)
+
+
+def regularisation_path(
+    samples: Samples, head: Head, radii: Iterable[float], starts: Iterable[Weights | Factors], *, steps: int = 2000,
+) -> list[Weights]:  # fmt: skip
+    r"""Where the loss is smallest among small weights, for each R: W of the lowest loss that any start leads to.
+
+    For W that is :math:`\|W\|_F \le R`, for its factors :math:`\|K\|_F^2 + \|Q\|_F^2 \le 2R`, which is what the nuclear
+    norm of K Qᵀ can be. With a feasible separation the loss falls along its ray, so the minimum is on the sphere:
+    descent on it, with steps that shrink.
+    """
+    starts, found = list(starts), []
+    for radius in radii:
+        best, lowest = None, None
+        for start in starts:
+            W = _on_sphere(samples, head, start, radius, steps)
+            reached = loss(samples, head, W)
+            better = torch.ones_like(reached, dtype=torch.bool) if lowest is None else reached < lowest
+            best = W if best is None else torch.where(better[:, None, None], W, best)
+            lowest = reached if lowest is None else torch.where(better, reached, lowest)
+        if best is None:
+            raise SizeError("a regularisation path needs a start: give weights, or factors, to begin with.")
+        found.append(best)
+    return found
+
+
+def _on_sphere(samples: Samples, head: Head, start: Weights | Factors, radius: float, steps: int) -> Weights:
+    """Descent on a sphere. Factors are both matrices side by side, (r, d, 2m), on that of the radius √(2R)."""
+    factors, size = isinstance(start, Factors), radius
+    now = start
+    if isinstance(start, Factors):
+        now, size = torch.cat([start.K, start.Q], -1), math.sqrt(2 * radius)
+    assert isinstance(now, Tensor)
+    now = size * _unit(now)
+    for step in range(steps):
+        K, Q = now.chunk(2, -1) if factors else (now, now)
+        G, _ = gradient(samples, head, K @ Q.mT if factors else now)
+        way = torch.cat([G @ Q, G.mT @ K], -1) if factors else G
+        now = size * _unit(now - size * 0.5 / (1 + step) ** 0.75 * _unit(way))
+    if not factors:
+        return now
+    K, Q = now.chunk(2, -1)
+    return K @ Q.mT
+
+
+def favours_all(samples: Samples, head: Head, W: Weights, chosen: Int[Tensor, "r n"]) -> Bool[Tensor, " r"]:
+    """Whether the first step already favours the chosen token of every sample over each of its other tokens."""
+    G, _ = gradient(samples, head, W)
+    rise = -logits(samples, G)
+    gain = rise.gather(-1, chosen.unsqueeze(-1)) - rise
+    others = torch.ones_like(gain, dtype=torch.bool).scatter(-1, chosen.unsqueeze(-1), False)
+    return ((gain > 0) | ~others).all(-1).all(-1)
+
+
+def cosine(a: Weights, b: Weights) -> Float[Tensor, " r"]:
+    """⟨A, B⟩ / (‖A‖ ‖B‖), trial by trial."""
+    return torch.nn.functional.cosine_similarity(a.flatten(1), b.flatten(1), dim=1)
+
+
+def _see_that_they_fit(samples: Samples, start: Weights | Factors) -> None:
+    trials, n, _, d = samples.tokens.shape
+    matrices = start if isinstance(start, Factors) else (start,)
+    if samples.queries.shape != (trials, n, d) or samples.labels.shape != (trials, n):
+        raise SizeError(
+            f"tokens {tuple(samples.tokens.shape)} want queries {(trials, n, d)} and labels {(trials, n)}, but these "
+            f"are {tuple(samples.queries.shape)} and {tuple(samples.labels.shape)}."
+        )
+    if any(each.shape[:2] != (trials, d) for each in matrices):
+        raise SizeError(f"weights {[tuple(each.shape) for each in matrices]} do not fit {trials} trials of width {d}.")

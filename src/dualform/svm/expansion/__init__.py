@@ -1,0 +1,1 @@
+"""Attention as a support vector expansion: the regression behind a head, and its support vectors."""

@@ -1,0 +1,1 @@
+"""What the heads of a real attention layer select, and what separates that."""
