@@ -16,8 +16,8 @@ import torch
 from paper_run import images, machine, save
 
 import dualform
-from dualform.engine import View, stream
-from dualform.explain.query.layer_queries import Asked
+from dualform.engine import StoreView, stream
+from dualform.explain.query.layer_queries import LayerQuestion
 from dualform.models import MLP
 
 
@@ -49,7 +49,9 @@ def main():
         for layer in memory.layers:
             ask = partial(spot.ask, layer, top=10, by=("label",), score="abs", progress=False)
             keys = torch.cat([slots.keys.clone() for slots in stream_keys(memory, layer)])
-            queries = Asked(*memory.store.layer(layer), "abs", None, spot._own).queries(memory.store.compute).rows
+            queries = (
+                LayerQuestion(*memory.store.layer(layer), "abs", None, spot._own).queries(memory.store.compute).rows
+            )
             ours, bare = timed([ask, partial(torch.matmul, queries, keys.mT)], asked.repeats)
             check(memory, layer, queries, keys, ask())
             total["ours"], total["bare"] = total["ours"] + ours, total["bare"] + bare
@@ -75,7 +77,7 @@ def row(dtype, layer, slots, ours, bare):
 
 
 def stream_keys(memory, layer):
-    return stream(memory.store, layer, View(memory.step), errors=False)
+    return stream(memory.store, layer, StoreView(memory.step), errors=False)
 
 
 def check(memory, layer, queries, keys, answer):

@@ -10,7 +10,7 @@ import torch
 from paper_run import STEPS, images, machine, save, train
 
 import dualform
-from dualform.engine import View, coefficients, dual_output, initial_part
+from dualform.engine import StoreView, coefficients, dual_output, initial_part
 
 
 def attended(memory, x):
@@ -18,7 +18,7 @@ def attended(memory, x):
     for i, layer in enumerate(memory.layers):
         info, module = memory.store.layer(layer)
         of_step = [coefficients(memory.store, info.weights[0], memory.step).of_step]
-        out = dual_output(memory.store, layer, View(memory.step), x, of_step)
+        out = dual_output(memory.store, layer, StoreView(memory.step), x, of_step)
         out += x.double() @ initial_part(memory.store, info.weights[0], memory.step).mT
         out += memory.parameter(module.biases[0])
         x = (out.relu() if i < len(memory.layers) - 1 else out).float()

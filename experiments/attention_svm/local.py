@@ -5,7 +5,15 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.svm.dynamics.gradient_descent import Factors, Samples, Weights, cosine, descend, logits, selected
+from dualform.svm.dynamics.gradient_descent import (
+    DescentSamples,
+    KeyQueryFactors,
+    WeightMatrices,
+    cosine,
+    descend,
+    logits,
+    selected,
+)
 from dualform.svm.dynamics.output_heads import LinearHead
 
 from .released import descend_as_released
@@ -31,11 +39,13 @@ def measure(settings: LocalSettings) -> dict[str, Any]:
     )
     W, K, Q = (uniform(random, settings.trials, settings.d) for _ in range(3))
     return {
-        name: trained(settings, samples, head, start) for name, start in (("W", W), ("KQ", Factors(K, Q)))
+        name: trained(settings, samples, head, start) for name, start in (("W", W), ("KQ", KeyQueryFactors(K, Q)))
     }  # fmt: skip
 
 
-def trained(settings: LocalSettings, samples: Samples, head: LinearHead, start: Weights | Factors) -> dict[str, Any]:
+def trained(
+    settings: LocalSettings, samples: DescentSamples, head: LinearHead, start: WeightMatrices | KeyQueryFactors
+) -> dict[str, Any]:
     """What is seen at the steps shown, each held against the tokens selected then; curves, against those at the end."""
     curve = [step for step in CURVE if step <= settings.steps]
     watch = (*curve, *settings.shown)
@@ -58,7 +68,7 @@ def trained(settings: LocalSettings, samples: Samples, head: LinearHead, start: 
     }
 
 
-def seen(samples: Samples, head: LinearHead, W: Weights) -> dict[str, Any]:
+def seen(samples: DescentSamples, head: LinearHead, W: WeightMatrices) -> dict[str, Any]:
     """Correlations with both separating matrices at the tokens that W selects, and how good W's own margin is."""
     chosen = selected(samples, W)
     found = {norm: separations(samples, chosen, norm) for norm in NORMS}
@@ -74,6 +84,6 @@ def seen(samples: Samples, head: LinearHead, W: Weights) -> dict[str, Any]:
     }
 
 
-def attended(samples: Samples, W: Weights) -> Float[Tensor, " r"]:
+def attended(samples: DescentSamples, W: WeightMatrices) -> Float[Tensor, " r"]:
     """The largest attention weight of a sample, mean over the samples of each trial."""
     return logits(samples, W).softmax(-1).amax(-1).mean(1)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from dualform.svm import fit, fit_generalised
-from dualform.svm.dynamics.gradient_descent import Samples, Weights, descend, logits
+from dualform.svm.dynamics.gradient_descent import DescentSamples, WeightMatrices, descend, logits
 from dualform.svm.dynamics.output_heads import ReluHead
 from experiments.runs import console
 
@@ -90,7 +90,7 @@ def batch(settings: NonlinearSettings, random: Generator) -> list[Trial | str]:
     """What comes of every trial: a ``Trial``, or why it is left out."""
     samples, head, start = drawn(settings, random)
     kept = (samples.labels < 0).any(1)
-    samples, head = Samples(*(each[kept] for each in samples)), ReluHead(head.V[kept])
+    samples, head = DescentSamples(*(each[kept] for each in samples)), ReluHead(head.V[kept])
     late = range(3 * settings.steps // 4, settings.steps, 10)
     if settings.gradient == "stable":
         path = descend(samples, head, start[kept], settings.steps, rate=RATE, watch=late)
@@ -104,22 +104,22 @@ def batch(settings: NonlinearSettings, random: Generator) -> list[Trial | str]:
     ]
 
 
-def on_the_floor(samples: Samples, head: ReluHead, W: Weights) -> Bool[Tensor, "r n"]:
+def on_the_floor(samples: DescentSamples, head: ReluHead, W: WeightMatrices) -> Bool[Tensor, "r n"]:
     """Whether the head is 0 on an input: it cannot become less, and has no gradient there."""
     o = torch.einsum("rnt,rntd->rnd", logits(samples, W).softmax(-1), samples.tokens)
     return head.value(o) == 0
 
 
-def drawn(settings: NonlinearSettings, random: Generator) -> tuple[Samples, ReluHead, Weights]:
+def drawn(settings: NonlinearSettings, random: Generator) -> tuple[DescentSamples, ReluHead, WeightMatrices]:
     """Unit tokens and queries, random labels, V square and of unit Frobenius norm, random weights to begin at."""
     r, n, T, d = settings.batch, settings.n, settings.T, settings.d
-    samples = Samples(unit(random, r, n, T, d), unit(random, r, n, d), signs(random, r, n))
+    samples = DescentSamples(unit(random, r, n, T, d), unit(random, r, n, d), signs(random, r, n))
     V = normal(random, r, d, d)
     return samples, ReluHead(V / torch.linalg.matrix_norm(V)[:, None, None]), uniform(random, r, d)
 
 
 def judged(
-    samples: Samples, W: Weights, log_weights: Float[Tensor, "r n T"], floor: Bool[Tensor, "r n"], r: int
+    samples: DescentSamples, W: WeightMatrices, log_weights: Float[Tensor, "r n T"], floor: Bool[Tensor, "r n"], r: int
 ) -> Trial | str:
     """One trained trial, if it is clear which of its tokens are selected."""
     logs = log_weights[r]

@@ -9,7 +9,7 @@ from rich.progress import track
 from torch import Tensor
 
 from dualform.svm import Separation
-from dualform.svm.dynamics.gradient_descent import Samples, cosine, descend, selected
+from dualform.svm.dynamics.gradient_descent import DescentSamples, cosine, descend, selected
 from dualform.svm.dynamics.output_heads import LinearHead
 from experiments.runs import console
 
@@ -49,7 +49,7 @@ def row(settings: OutcomeSettings, d: int) -> dict[str, Any]:
 
 
 def locally_optimal(
-    samples: Samples, head: LinearHead, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
+    samples: DescentSamples, head: LinearHead, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
 ) -> Bool[Tensor, " r"]:
     """Whether every selected token scores above its support tokens: the others are too far away to matter."""
     given = scores(samples, head)

@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from dualform.svm.dynamics.gradient_descent import Descent, Factors, Samples, Weights, cosine, descend, selected
+from dualform.svm.dynamics.gradient_descent import (
+    Descent,
+    DescentSamples,
+    KeyQueryFactors,
+    WeightMatrices,
+    cosine,
+    descend,
+    selected,
+)
 from dualform.svm.dynamics.output_heads import LinearHead
 
 from .settings import RATE, PathSettings
@@ -25,7 +33,7 @@ def measure(settings: PathSettings) -> dict[str, Any]:
     random = generator(settings.seed, settings.T)
     samples, head = plane(random, settings)
     zero = torch.zeros(settings.trials, 2, 2, dtype=torch.float64)
-    starts = {"W": zero, "KQ": Factors(0.1 * normal(random, settings.trials, 2, 2), zero)}
+    starts = {"W": zero, "KQ": KeyQueryFactors(0.1 * normal(random, settings.trials, 2, 2), zero)}
     watch = {round(1.5 * 1.1**k - 1.5) for k in range(POINTS)}
     watch = [step for step in watch if step <= settings.steps]
     found = {
@@ -46,7 +54,7 @@ def measure(settings: PathSettings) -> dict[str, Any]:
     }
 
 
-def plane(random: Generator, settings: PathSettings) -> tuple[Samples, LinearHead]:
+def plane(random: Generator, settings: PathSettings) -> tuple[DescentSamples, LinearHead]:
     """Token 0 on the right, the others on the left, labels +1. E1 puts token 0 at (1, ±0.5)."""
     tokens = (0.5 if settings.data == "apart" else 0.3) * normal(random, settings.trials, 2, settings.T, 2)
     tokens[:, :, 1:, 0] -= 1
@@ -55,11 +63,17 @@ def plane(random: Generator, settings: PathSettings) -> tuple[Samples, LinearHea
     else:
         tokens[:, :, 0, 0] += 1
     labels = torch.ones(settings.trials, 2, dtype=torch.float64)
-    return Samples(tokens, unit(random, settings.trials, 2, 2), labels), LinearHead(unit(random, settings.trials, 2))
+    return DescentSamples(tokens, unit(random, settings.trials, 2, 2), labels), LinearHead(
+        unit(random, settings.trials, 2)
+    )
 
 
 def showing(
-    settings: PathSettings, samples: Samples, chosen: Tensor, found: dict[str, Descent], ideals: dict[str, Weights]
+    settings: PathSettings,
+    samples: DescentSamples,
+    chosen: Tensor,
+    found: dict[str, Descent],
+    ideals: dict[str, WeightMatrices],
 ) -> Bool[Tensor, " r"]:
     """Trials to draw: token 0 is best and all paths come to their rays. In E1 the rays of both inputs are apart, in E2
     those of both norms.
@@ -79,7 +93,9 @@ def along(a: Float[Tensor, "r n 2"], b: Float[Tensor, "r n 2"]) -> Float[Tensor,
     return torch.nn.functional.cosine_similarity(a, b, dim=-1)
 
 
-def correlations(name: str, samples: Samples, chosen: Tensor, W: Weights, ideals: dict[str, Weights]) -> dict[str, Any]:
+def correlations(
+    name: str, samples: DescentSamples, chosen: Tensor, W: WeightMatrices, ideals: dict[str, WeightMatrices]
+) -> dict[str, Any]:
     """With both separating matrices, over the trials whose best tokens were found, and how many came close."""
     there, own = (selected(samples, W) == chosen).all(1), ideals[OWN[name]]
     close = cosine(W, own) > CLOSE
@@ -92,14 +108,14 @@ def correlations(name: str, samples: Samples, chosen: Tensor, W: Weights, ideals
     }
 
 
-def second(W: Weights) -> float | None:
+def second(W: WeightMatrices) -> float | None:
     """The second singular value as a part of the first, median over trials: how far W is from rank one."""
     singular = torch.linalg.svdvals(W)
     return float((singular[:, 1] / singular[:, 0]).median()) if len(W) else None
 
 
 def picture(
-    trial: int, samples: Samples, chosen: Tensor, found: dict[str, Descent], ideals: dict[str, Weights]
+    trial: int, samples: DescentSamples, chosen: Tensor, found: dict[str, Descent], ideals: dict[str, WeightMatrices]
 ) -> dict[str, Any]:
     """What the figure of one trial needs: tokens, both rays for each query, and the paths W(k) z."""
 

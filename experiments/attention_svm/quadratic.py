@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from dualform.svm import fit, fit_generalised
-from dualform.svm.dynamics.gradient_descent import Samples, Weights, descend, logits
+from dualform.svm.dynamics.gradient_descent import DescentSamples, WeightMatrices, descend, logits
 from dualform.svm.dynamics.output_heads import QuadraticHead
 
 from .nonlinear import SELECTED, apart, summary
@@ -51,14 +51,14 @@ def row(settings: QuadraticSettings, weight: float) -> dict[str, Any]:
     }
 
 
-def drawn(settings: QuadraticSettings, random: Generator) -> tuple[Samples, Float[Tensor, "r d"]]:
+def drawn(settings: QuadraticSettings, random: Generator) -> tuple[DescentSamples, Float[Tensor, "r d"]]:
     """Orthonormal tokens in each input, unit queries, labels +1, a unit v."""
     r, n, T, d = settings.trials, settings.n, settings.T, settings.d
     tokens = torch.linalg.qr(normal(random, r, n, d, T))[0].mT
-    return Samples(tokens, unit(random, r, n, d), torch.ones(r, n, dtype=torch.float64)), unit(random, r, d)
+    return DescentSamples(tokens, unit(random, r, n, d), torch.ones(r, n, dtype=torch.float64)), unit(random, r, d)
 
 
-def best_weights(samples: Samples, v: Float[Tensor, "r d"], weight: float) -> Float[Tensor, "r n T"]:
+def best_weights(samples: DescentSamples, v: Float[Tensor, "r d"], weight: float) -> Float[Tensor, "r n T"]:
     """The attention that makes h largest: the point of the simplex nearest to g/(2λ), or the best token for λ = 0."""
     g = torch.einsum("rntd,rd->rnt", samples.tokens, v)
     if weight == 0:
@@ -74,7 +74,9 @@ def nearest_on_simplex(y: Float[Tensor, "... T"]) -> Float[Tensor, "... T"]:
     return (y - over.gather(-1, count - 1)).clamp(min=0)
 
 
-def predictions(samples: Samples, W: Weights, ideal: Float[Tensor, "r n T"], near: Tensor) -> dict[str, Any]:
+def predictions(
+    samples: DescentSamples, W: WeightMatrices, ideal: Float[Tensor, "r n T"], near: Tensor
+) -> dict[str, Any]:
     """1 − correlation of W with predictions made of the best weights alone, where training has come to them.
 
     Only the length R is taken from W. Where no token is masked W stays finite: the first part is all of it, and there

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from rich.progress import track
 
 from dualform.svm import Separation
-from dualform.svm.dynamics.gradient_descent import Samples
+from dualform.svm.dynamics.gradient_descent import DescentSamples
 from experiments.runs import console
 
 from .settings import RankSettings
@@ -60,7 +60,7 @@ def ranks(found: Sequence[Separation]) -> dict[str, Any]:
     return spread_of([each.rank(CUT) for each in found if each.feasible])
 
 
-def published_rank(samples: Samples, chosen: Int[torch.Tensor, "r n"], trial: int) -> int:
+def published_rank(samples: DescentSamples, chosen: Int[torch.Tensor, "r n"], trial: int) -> int:
     """What the released code counts: singular values of SCS's loose answer above 1e-7, and 1 where there is none."""
     W = by_scs(*(each[trial].numpy() for each in (samples.tokens, samples.queries, chosen)))
     return int(np.linalg.matrix_rank(W, tol=ABSOLUTE))  # of None it is 1

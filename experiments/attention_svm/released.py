@@ -12,35 +12,47 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from dualform.svm.dynamics.gradient_descent import Descent, Factors, Samples, Weights, logits, loss
-from dualform.svm.dynamics.output_heads import Head
+from dualform.svm.dynamics.gradient_descent import (
+    Descent,
+    DescentSamples,
+    KeyQueryFactors,
+    WeightMatrices,
+    logits,
+    loss,
+)
+from dualform.svm.dynamics.output_heads import OutputHead
 
 from .settings import DECAY, RATE
 
 
 def descend_as_released(
-    samples: Samples, head: Head, start: Weights | Factors, steps: int, *, watch: Iterable[int] = ()
+    samples: DescentSamples,
+    head: OutputHead,
+    start: WeightMatrices | KeyQueryFactors,
+    steps: int,
+    *,
+    watch: Iterable[int] = (),
 ) -> Descent:
     """The same as ``descend``, in the arithmetic of the released code."""
     wanted, now = sorted({*watch, steps}), start
-    path: list[Weights] = []
+    path: list[WeightMatrices] = []
     for step in range(steps + 1):
-        W = now.product if isinstance(now, Factors) else now
+        W = now.product if isinstance(now, KeyQueryFactors) else now
         if step in wanted:
             path.append(W)
         if step == steps:
             break
         G = cancelling_gradient(samples, head, W)
-        if isinstance(now, Factors):
+        if isinstance(now, KeyQueryFactors):
             K, Q = G @ now.Q + 2 * DECAY * now.K, G.mT @ now.K + 2 * DECAY * now.Q
-            now = Factors(now.K - RATE * shortened(K), now.Q - RATE * shortened(Q))
+            now = KeyQueryFactors(now.K - RATE * shortened(K), now.Q - RATE * shortened(Q))
         else:
             now = now - RATE * shortened(G)
     norms, losses = [W.flatten(1).norm(dim=1) for W in path], [loss(samples, head, W) for W in path]
     return Descent(now, tuple(wanted), path, torch.stack(norms), torch.stack(losses))
 
 
-def cancelling_gradient(samples: Samples, head: Head, W: Weights) -> Weights:
+def cancelling_gradient(samples: DescentSamples, head: OutputHead, W: WeightMatrices) -> WeightMatrices:
     """∇L with g_t − ḡ as a difference of numbers that become equal."""
     s = logits(samples, W).softmax(-1)
     o = torch.einsum("rnt,rntd->rnd", s, samples.tokens)

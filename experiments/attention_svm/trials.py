@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from dualform.svm import Separation, fit
-from dualform.svm.dynamics.gradient_descent import Samples, Weights, logits
+from dualform.svm.dynamics.gradient_descent import DescentSamples, WeightMatrices, logits
 from dualform.svm.dynamics.output_heads import LinearHead
 from dualform.svm.separation.separation import Norm
 
@@ -41,31 +41,31 @@ def signs(random: Generator, *shape: int) -> Tensor:
     return torch.randint(2, shape, generator=random).double() * 2 - 1
 
 
-def uniform(random: Generator, trials: int, d: int) -> Weights:
+def uniform(random: Generator, trials: int, d: int) -> WeightMatrices:
     """Weights to begin at, as a linear layer of torch begins."""
     return (2 * torch.rand(trials, d, d, generator=random, dtype=torch.float64) - 1) / math.sqrt(d)
 
 
 def linear_trials(
     random: Generator, trials: int, n: int, T: int, d: int, *, self_attention: bool = False
-) -> tuple[Samples, LinearHead]:
+) -> tuple[DescentSamples, LinearHead]:
     """Unit tokens and queries, random labels, a random unit head. In self-attention the first token is the query."""
     tokens, queries = unit(random, trials, n, T, d), unit(random, trials, n, d)
-    samples = Samples(tokens, tokens[:, :, 0] if self_attention else queries, signs(random, trials, n))
+    samples = DescentSamples(tokens, tokens[:, :, 0] if self_attention else queries, signs(random, trials, n))
     return samples, LinearHead(unit(random, trials, d))
 
 
-def scores(samples: Samples, head: LinearHead) -> Float[Tensor, "r n T"]:
+def scores(samples: DescentSamples, head: LinearHead) -> Float[Tensor, "r n T"]:
     """γ = Y vᵀx of every token: how good it is to attend to it alone."""
     return samples.labels.unsqueeze(-1) * torch.einsum("rntd,rd->rnt", samples.tokens, head.v)
 
 
-def best(samples: Samples, head: LinearHead) -> Int[Tensor, "r n"]:
+def best(samples: DescentSamples, head: LinearHead) -> Int[Tensor, "r n"]:
     """The token of the largest score."""
     return scores(samples, head).argmax(-1)
 
 
-def separations(samples: Samples, chosen: Int[Tensor, "r n"], norm: Norm = "frobenius") -> list[Separation]:
+def separations(samples: DescentSamples, chosen: Int[Tensor, "r n"], norm: Norm = "frobenius") -> list[Separation]:
     """The separating matrix at the chosen tokens, trial by trial."""
     return [
         fit(tokens, queries, each, norm, tolerance=TOLERANCE[norm])
@@ -73,7 +73,7 @@ def separations(samples: Samples, chosen: Int[Tensor, "r n"], norm: Norm = "frob
     ]
 
 
-def matrices(found: Sequence[Separation]) -> Weights:
+def matrices(found: Sequence[Separation]) -> WeightMatrices:
     """All separating matrices; NaN where there is none, so that no number is made of it."""
     d = found[0].problem.tokens.shape[-1]
     none = torch.full((d, d), math.nan, dtype=torch.float64)
@@ -81,7 +81,7 @@ def matrices(found: Sequence[Separation]) -> Weights:
 
 
 def efficiency(
-    samples: Samples, W: Weights, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
+    samples: DescentSamples, W: WeightMatrices, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
 ) -> Float[Tensor, " r"]:
     """The smallest margin of W for its norm, as a part of the largest that any W has: at most 1."""
     given, at = logits(samples, W), chosen.unsqueeze(-1)

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualform.models import Block
+from dualform.models import TransformerBlock
 from experiments.measure import kept_bytes, unfused
 
 RATIO = 2
@@ -26,7 +26,7 @@ RATIO = 2
 
 def block(attention: str, width: int, heads: int, **options: Any) -> nn.Module:
     """A transformer block."""
-    return Block(width, heads, RATIO * width, attention=attention, **options)
+    return TransformerBlock(width, heads, RATIO * width, attention=attention, **options)
 
 
 def formula_flops(length: int, width: int, scales: Sequence[int], ratio: int = RATIO, *, prepool: bool = False) -> int:

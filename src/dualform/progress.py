@@ -17,7 +17,7 @@ WORTH_SHOWING = 200_000
 
 
 @runtime_checkable
-class Watch(Protocol):
+class OnProgress(Protocol):
     """Told how many slots were passed (a progress bar)."""
 
     def __call__(self, slots: int) -> None:
@@ -26,7 +26,7 @@ class Watch(Protocol):
 
 
 @contextmanager
-def bar(what: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[Watch | None]:
+def bar(what: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[OnProgress | None]:
     """A bar on the terminal that is gone when the pass is over; None where there is nothing to show it on.
 
     ``worth`` showing is a pass over so many slots, or whatever else is counted.

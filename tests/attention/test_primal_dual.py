@@ -15,7 +15,7 @@ from dualform.attention.core import attend
 from dualform.attention.expansion import feature_map
 from dualform.attention.linear import through_prefixes, through_state
 from dualform.attention.norm import key_statistics, normalised_query, prefix_statistics
-from dualform.attention.windows import Pool, Windows
+from dualform.attention.windows import WindowPool, Windows
 from dualform.errors import SizeError
 
 Q = torch.tensor([[1, 0], [0, 2], [-1, 1]], dtype=torch.float64)[None, None]
@@ -29,7 +29,7 @@ def bn(beta: float = 1.0, eps: float = 0.0, use_var: bool = True, causal: bool =
     return attend(q, K, V, causal=causal)
 
 
-def sh(pool: Pool = "avg", normalise: bool = False) -> Tensor:
+def sh(pool: WindowPool = "avg", normalise: bool = False) -> Tensor:
     k, v = (Windows(3, 2, pool).pooled(each)[0] for each in (K, V))
     q = normalised_query(Q, key_statistics(k), eps=1e-5) if normalise else Q
     return attend(q, k, v)

@@ -13,11 +13,11 @@ from making import close, layer, named_by_timm, random
 from torch import Tensor, nn
 
 from dualform.attention import BatchNormAttention, Cache, ConvolvedAttention, build, load_from
-from dualform.attention.linear import Linear
+from dualform.attention.linear import LinearKernel
 from dualform.attention.positions import TablePositions, shifted, sinusoids
-from dualform.attention.relative import RelativeSoftmax
+from dualform.attention.relative import RelativeSoftmaxKernel
 from dualform.attention.relative_conv import LookingBack
-from dualform.attention.sparse import Sparse
+from dualform.attention.sparse import SparseKernel
 from dualform.errors import SizeError
 
 FOUR = ["softmax", "mdha", "relative", "relative-conv"]
@@ -32,7 +32,7 @@ def made(name: str, width: int = 8, heads: int = 2, seed: int = 0, **options: An
     return found
 
 
-def by_definition(kernel: RelativeSoftmax, q: Tensor, k: Tensor, n: int, m: int) -> Tensor:
+def by_definition(kernel: RelativeSoftmaxKernel, q: Tensor, k: Tensor, n: int, m: int) -> Tensor:
     """Scores over √d, one query, key and head after the other: spec §3.3."""
     table = kernel.position
     assert isinstance(table, TablePositions)
@@ -256,7 +256,7 @@ def test_a_convolution_that_looks_ahead_would_be_noticed():
         setattr(layer_, part, before)
 
 
-@pytest.mark.parametrize("weigh", [Linear(), Sparse()])
+@pytest.mark.parametrize("weigh", [LinearKernel(), SparseKernel()])
 def test_kernels_that_know_no_segments_take_none(weigh):
     layer_, x = ConvolvedAttention(8, 2, weigh=weigh).double(), random(2, 10, 8)
     assert not layer_.segments and layer_(x, causal=True).shape == x.shape
@@ -269,7 +269,7 @@ def test_kernels_that_know_no_segments_take_none(weigh):
 def test_relative_scores_are_not_normalised_in_silence():
     for look in ("forward", "weights"):
         with pytest.raises(SizeError, match="without batch normalisation"):
-            getattr(BatchNormAttention(8, 2, kernel=RelativeSoftmax(8, 2)), look)(random(2, 5, 8).float())
+            getattr(BatchNormAttention(8, 2, kernel=RelativeSoftmaxKernel(8, 2)), look)(random(2, 5, 8).float())
 
 
 # ---------------------------------------------------------------- one layer is another

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualform.attention import build
-from dualform.attention.sparse import Pattern, Sparse, gathered
+from dualform.attention.sparse import Pattern, SparseKernel, gathered
 from dualform.attention.windows import Windows
 from dualform.errors import SizeError
 
@@ -45,7 +45,7 @@ def test_a_query_sees_its_neighbours_and_every_strided_token():
     expected = ((i - j).abs() <= 2) | ((j + 1) % 5 == 0)
     assert torch.equal(made.weights(x)[0, 0] > 0, expected)
     for tokens, root in ((1, 1), (16, 4), (17, 5), (100, 10)):
-        assert Sparse().pattern(Windows(tokens)) == Pattern(root, root)
+        assert SparseKernel().pattern(Windows(tokens)) == Pattern(root, root)
 
 
 def test_a_pooled_window_is_seen_where_any_of_its_tokens_is():
@@ -72,7 +72,7 @@ def test_statistics_of_the_subset_are_those_of_what_each_query_sees():
 def test_what_is_gathered_grows_with_what_is_seen(scale):
     """Less than three times as many keys as the pattern has, at every length; the dense way grows as N²."""
     for tokens in (256, 1024, 4096, 16384):
-        windows, pattern = Windows(tokens, scale), Sparse().pattern(Windows(tokens))
+        windows, pattern = Windows(tokens, scale), SparseKernel().pattern(Windows(tokens))
         found = gathered(pattern, tokens, windows, False, False)
         computed, seen = found.hidden.size, int((~found.hidden).sum())
         assert seen <= computed < 3 * seen

@@ -13,7 +13,7 @@ from written import written
 
 from dualform.errors import DataNotFound
 from dualform.show.commands.reproduce import paper, reproduce
-from dualform.svm.dynamics.gradient_descent import Factors, descend, gradient
+from dualform.svm.dynamics.gradient_descent import KeyQueryFactors, descend, gradient
 
 pytest.importorskip("numba")
 pytest.importorskip("cvxpy")
@@ -94,8 +94,8 @@ def test_the_released_gradient_is_the_library_s_until_it_cancels():
     W = trials.uniform(trials.generator(5), 3, 6)
     G, log_scale = gradient(samples, head, W)
     torch.testing.assert_close(cancelling_gradient(samples, head, W), G * log_scale.exp()[:, None, None])
-    for start in (W, Factors(W, trials.uniform(trials.generator(6), 3, 6))):
-        ours = descend(samples, head, start, 50, decay=settings.DECAY if isinstance(start, Factors) else 0.0)
+    for start in (W, KeyQueryFactors(W, trials.uniform(trials.generator(6), 3, 6))):
+        ours = descend(samples, head, start, 50, decay=settings.DECAY if isinstance(start, KeyQueryFactors) else 0.0)
         torch.testing.assert_close(descend_as_released(samples, head, start, 50).W, ours.W, rtol=1e-8, atol=1e-8)
 
 

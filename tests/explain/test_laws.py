@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualform
-from dualform.explain.weights import through_ledger
+from dualform.explain.weights import weights_from_ledger
 
 
 def build(kind: str, path) -> Run:
@@ -297,7 +297,7 @@ def test_a_mask_gives_the_same_weights_by_what_it_shows_by_what_it_hides_and_thr
     less = asked.without(~visible).weights()
     booked = dualform.open(run.path).at(horizon)
     booked.ledger(column)
-    assert through_ledger(booked.store, replace(booked.view, visible=visible)) is not None
+    assert weights_from_ledger(booked.store, replace(booked.view, visible=visible)) is not None
     through = booked.without(~visible).weights()
     for name, tensor in shown.items():
         close(less[name], tensor)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dualform.attention import ATTENTIONS, GroupedQueryAttention, Heads, build
 from dualform.errors import SizeError, UnknownLayer
 from dualform.models import MLP, SegmentLM, SeriesClassifier, TextClassifier, TransformerLM, ViT, as_timm, convert
-from dualform.models.block import Block
+from dualform.models.block import TransformerBlock
 
 GROUPED = ["gqa", "kdgqa", "dgqa", "pgqa"]
 
@@ -138,7 +138,7 @@ def test_what_is_frozen_stays_frozen():
 def test_a_layer_with_two_names_becomes_one_with_two_names():
     model, x = vit(), pictures()
     one, two = model.blocks[0], model.blocks[1]
-    assert isinstance(one, Block) and isinstance(two, Block)
+    assert isinstance(one, TransformerBlock) and isinstance(two, TransformerBlock)
     two.attn = one.attn
     made = convert(model, "gqa", groups=6)
     assert made.get_submodule("blocks.0.attn") is made.get_submodule("blocks.1.attn")

@@ -5,7 +5,7 @@ import torch
 from helpers import close
 from torch import Tensor
 
-from dualform.record.verify.gradient_probe import Probe, of_call, of_gradients
+from dualform.record.verify.gradient_probe import GradientProbe, probe_call, probe_gradients
 from dualform.store import gradient_from
 from dualform.types import LayerInfo, ModuleInfo, Piece
 
@@ -34,28 +34,28 @@ def test_slots_are_seen_as_the_gradient_that_they_make_up(kind, size, numbers):
     error = torch.randn(ROWS, size[1], dtype=torch.float64)
     key = torch.randint(size[0], (ROWS, 1)) if kind == "indexed" else torch.randn(ROWS, size[0], dtype=torch.float64)
     gradients = {name: gradient_from(info, name, key, error, tensor.shape) for name, tensor in parameters.items()}
-    probes = {name: Probe(name, tensor, [info], numbers) for name, tensor in parameters.items()}
-    seen, finite = of_gradients(list(probes.values()), list(gradients.values()))
-    together = of_call(list(probes.values()), info, key, error)
+    probes = {name: GradientProbe(name, tensor, [info], numbers) for name, tensor in parameters.items()}
+    seen, finite = probe_gradients(list(probes.values()), list(gradients.values()))
+    together = probe_call(list(probes.values()), info, key, error)
     assert finite
     for (name, probe), whole, part in zip(probes.items(), seen, together, strict=True):
         assert len(whole) == probe.size <= numbers
         close(part, whole)
         close(probe.of(gradients[name]), whole)
-        close(of_call([probe], info, key, error)[0], whole)
+        close(probe_call([probe], info, key, error)[0], whole)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_shows(bad):
     info, parameters = layer(66, 99, "plain")
     parameters["weight"][5, 7] = bad
-    probes = [Probe(name, tensor, [info]) for name, tensor in parameters.items()]
-    assert not of_gradients(probes, list(parameters.values()))[1]
+    probes = [GradientProbe(name, tensor, [info]) for name, tensor in parameters.items()]
+    assert not probe_gradients(probes, list(parameters.values()))[1]
 
 
 def test_a_change_of_any_one_entry_shows_by_half_of_itself_or_more():
     info, parameters = layer(66, 99, "plain")
-    probe = Probe("weight", parameters["weight"], [info])
+    probe = GradientProbe("weight", parameters["weight"], [info])
     changes = torch.eye(66, dtype=torch.float64)  # each in a row of its own
     assert probe.of(torch.cat([changes, torch.zeros(33, 66, dtype=torch.float64)]))[:66].abs().min() >= 0.5
 
@@ -65,7 +65,7 @@ def test_a_change_of_a_whole_row_is_hidden_as_seldom_as_is_said(threshold):
     """A change D stays below τ with a probability of about 0.8 τ / ‖D‖."""
     torch.manual_seed(0)
     rows = 20_000
-    probe = Probe("weight", torch.zeros(rows, 64, dtype=torch.float64), [layer(64, rows, "plain")[0]], rows)
+    probe = GradientProbe("weight", torch.zeros(rows, 64, dtype=torch.float64), [layer(64, rows, "plain")[0]], rows)
     changes = torch.nn.functional.normalize(torch.randn(rows, 64, dtype=torch.float64))
     hidden = float((probe.of(changes).abs() < threshold).double().mean())
     assert hidden == pytest.approx(0.8 * threshold, rel=0.15)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
-from dualform.record.shards.shard_builder import Shelf
+from dualform.record.shards.shard_builder import ShardBuilder
 from dualform.types import Ended
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -544,15 +544,15 @@ def test_a_run_that_fails_keeps_its_complete_steps_and_can_go_on(tmp_path, error
 
 
 def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
-    add, steps, model = Shelf.add, [], llama()
+    add, steps, model = ShardBuilder.add, [], llama()
 
-    def pressed(shelf: Shelf, step: int, *args: Any, **kwargs: Any) -> None:
+    def pressed(shelf: ShardBuilder, step: int, *args: Any, **kwargs: Any) -> None:
         steps.append(step)
         if step == 4:
             os.kill(os.getpid(), signal.SIGINT)
         add(shelf, step, *args, **kwargs)
 
-    monkeypatch.setattr(Shelf, "add", pressed)
+    monkeypatch.setattr(ShardBuilder, "add", pressed)
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, model, recorder(tmp_path)).train()
     assert steps == [1, 2, 3, 4] and opened(tmp_path).store.manifest.ended == Ended(

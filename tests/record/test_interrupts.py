@@ -24,7 +24,7 @@ import dualform
 from dualform.errors import DualformWarning, RecordError
 from dualform.record import trainer_session as session
 from dualform.record.shards import shard_builder as shelf
-from dualform.store import Pending, Writer, read_manifest
+from dualform.store import PendingShard, ShardWriter, read_manifest
 from dualform.types import Ended
 
 DATA = batches(8, 4, 5, 3)
@@ -383,15 +383,15 @@ def test_who_does_not_want_to_wait_for_the_disk_presses_three_times(tmp_path, ca
 # ---------------------------------------------------------------- hand-over
 
 
-def shard(number: int, first: int, last: int) -> Pending:
-    return Pending(number, first, last, columns={})
+def shard(number: int, first: int, last: int) -> PendingShard:
+    return PendingShard(number, first, last, columns={})
 
 
 def test_a_shard_is_written_once_and_none_is_left_out(tmp_path):
     model = mlp(5, 4, 3)
     with recorded(tmp_path, model, sgd(model)):
         pass
-    writer = Writer(tmp_path, read_manifest(tmp_path))
+    writer = ShardWriter(tmp_path, read_manifest(tmp_path))
     one = shard(0, 1, 3)
     for again in (one, one, shard(0, 1, 3)):
         writer.put(again)
@@ -483,7 +483,7 @@ def test_a_ledger_that_was_interrupted_is_resumed_from_the_flush_before(tmp_path
 def test_a_trainers_session_that_is_interrupted_while_it_ends_ends_all_the_same(tmp_path):
     model = mlp(5, 4, 3)
     optimizer = sgd(model)
-    trained = session.Session(tmp_path, (), {"dtype": "float64", "progress": False})
+    trained = session.TrainerSession(tmp_path, (), {"dtype": "float64", "progress": False})
     trained.begin(model, [optimizer], None)
     learn(model, optimizer, *DATA[0])
     assert trained._tape is not None

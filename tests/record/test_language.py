@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import dualform
 from dualform import data
-from dualform.engine.preconditioned.recurrence import Gradients
+from dualform.engine.preconditioned.recurrence import SlotGradients
 from dualform.errors import DataNotFound
 
 
@@ -140,7 +140,7 @@ def test_an_lstm_under_adam_is_explained(lstm):
 def test_no_scalar_for_each_step_explains_adam(name, lstm):
     """The negative control: even the best ones leave most of the change of the weights unexplained."""
     model, memory, _ = lstm
-    gradients = Gradients(memory.store, [name])
+    gradients = SlotGradients(memory.store, [name])
     steps = torch.stack([gradients.total(s)[name].flatten() for s in range(1, memory.step + 1)], 1).double()
     change = (model.get_parameter(name).detach() - memory.store.initial(name)).flatten().double().unsqueeze(1)
     best = torch.linalg.lstsq(steps, change).solution

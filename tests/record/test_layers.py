@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.record import KINDS as TABLE
 from dualform.record import kind_of
-from dualform.record.training.backward_hooks import Forward
+from dualform.record.training.backward_hooks import ForwardCall
 
 OPTIMISERS = {
     "SGD": lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -197,7 +197,7 @@ def test_nothing_of_a_step_stays_in_memory_until_python_looks_for_rings(name, tm
                 model(kind.inputs(random)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            assert not [each for each in gc.get_objects() if type(each) is Forward]
+            assert not [each for each in gc.get_objects() if type(each) is ForwardCall]
     finally:
         gc.enable()
 

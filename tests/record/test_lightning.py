@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dualform
 from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
-from dualform.record.shards.shard_builder import Shelf
+from dualform.record.shards.shard_builder import ShardBuilder
 from dualform.types import Ended
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -450,14 +450,14 @@ def test_a_run_that_fails_keeps_its_complete_steps(tmp_path, error, seen):
 
 
 def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
-    add, model, handler = Shelf.add, module(), signal.getsignal(signal.SIGINT)
+    add, model, handler = ShardBuilder.add, module(), signal.getsignal(signal.SIGINT)
 
-    def pressed(shelf: Shelf, step: int, *args: Any, **kwargs: Any) -> None:
+    def pressed(shelf: ShardBuilder, step: int, *args: Any, **kwargs: Any) -> None:
         if step == 4:
             os.kill(os.getpid(), signal.SIGINT)
         add(shelf, step, *args, **kwargs)
 
-    monkeypatch.setattr(Shelf, "add", pressed)
+    monkeypatch.setattr(ShardBuilder, "add", pressed)
     try:
         with pytest.raises(SystemExit):
             trainer(recorder(tmp_path)).fit(model, loader())

@@ -30,7 +30,7 @@ from dualform.errors import (
     NoteError,
     ResumeError,
 )
-from dualform.store import sampled
+from dualform.store import sampled_entries
 
 STEPS, BATCH, WIDTH = 10, 4, 6
 NEAR = 1e-12
@@ -466,7 +466,7 @@ def test_a_difference_that_the_samples_miss_shows_in_the_certificate(tmp_path):
     training = Training(tmp_path / "m")
     training.run(crash=True)
     weight = training.kept[6].model["fc1.weight"]
-    missed = set(range(weight.numel())) - set(sampled(weight).index.tolist())
+    missed = set(range(weight.numel())) - set(sampled_entries(weight).index.tolist())
     changed = weight.clone()
     changed.view(-1)[min(missed)] += 0.1
     training.load(training.kept[6].changed(model={**training.kept[6].model, "fc1.weight": changed}))

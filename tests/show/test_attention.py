@@ -14,20 +14,20 @@ from dualform.errors import QueryError
 from dualform.explain import open_memory
 from dualform.models import TransformerLM, ViT
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import Words
+from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.views.allocation import ThroughTraining
-from dualform.show.views.attention import Looking, attention
-from dualform.show.views.explorer import Explorer, Place
+from dualform.show.views.attention import AttentionQuestion, attention
+from dualform.show.views.explorer import ExamplePlace, Explorer
 from dualform.show.views.heads import see
-from dualform.show.views.prediction import Prediction
+from dualform.show.views.prediction import PredictionView
 from dualform.show.views.render import as_plain
 from dualform.show.views.support import members
 from dualform.tuning import VisualQueryTuning
 
-FOURTH = Place("test", 4)
+FOURTH = ExamplePlace("test", 4)
 
 
-def tokens_of(explorer: Explorer, place: Place) -> tuple[Heads, Tensor, Tensor]:
+def tokens_of(explorer: Explorer, place: ExamplePlace) -> tuple[Heads, Tensor, Tensor]:
     """The attention layer with the memory's weights, what it sees of a series, and its padding."""
     model: Any = explorer.memory.load_into(explorer.model)
     given = explorer.input(place)
@@ -45,7 +45,7 @@ def test_the_weights_are_those_of_every_layer_of_the_table(name, tmp_path, no_wa
     few_steps(series_model(name), tmp_path / "memory", (waves, padding), labels, 2)
     examples = Examples(waves, labels, series=True, others={"padding": padding})
     explorer = Explorer(open_memory(tmp_path / "memory"), series_model(name), examples, examples)
-    views = [attention(explorer, FOURTH, Looking(head=head)) for head in range(4)]
+    views = [attention(explorer, FOURTH, AttentionQuestion(head=head)) for head in range(4)]
     layer, x, hidden = tokens_of(explorer, FOURTH)
     there = 16 - int(hidden.sum())
     with torch.no_grad():
@@ -60,10 +60,10 @@ def test_the_weights_are_those_of_every_layer_of_the_table(name, tmp_path, no_wa
 def test_padding_changes_nothing(series_explorer):
     """A series with its padding, and the same one brought without."""
     explorer = series_explorer
-    padded = attention(explorer, FOURTH, Looking())
+    padded = attention(explorer, FOURTH, AttentionQuestion())
     steps = len(padded.tokens)
     assert steps < 16 and padded.shown.lines is not None and padded.shown.lines.steps == steps
-    own = attention(explorer, explorer.bring("cut", explorer.input(FOURTH)["x"][0, :steps]), Looking())
+    own = attention(explorer, explorer.bring("cut", explorer.input(FOURTH)["x"][0, :steps]), AttentionQuestion())
     torch.testing.assert_close(torch.tensor(padded.weights), torch.tensor(own.weights), atol=1e-6, rtol=0)
     assert padded.support is not None and own.support is not None
     for one, other in zip(padded.support.largest, own.support.largest, strict=True):
@@ -98,14 +98,14 @@ def test_of_several_calls_the_last_one_is_seen(tmp_path):
     explorer = explorer_of(Twice(), tmp_path)
     seen = see(explorer.model, explorer.model.get_submodule("ours"), explorer.memory, explorer.input(FOURTH))
     assert seen.context is not None and not seen.causal and torch.equal(seen.context, seen.x[:, :9].flip(1))
-    view = attention(explorer, FOURTH, Looking("ours", token=12))
+    view = attention(explorer, FOURTH, AttentionQuestion("ours", token=12))
     assert view.support is not None and view.looks == pytest.approx(seen.weights.mean(0)[12].tolist())
     assert len(view.tokens) == 9 and len(view.queries) == 16 and view.tokens[3] == "token 3"
     assert view.calls == ["16 tokens, themselves", "16 tokens, 9 others"] and view.looking.call == 1
-    first = attention(explorer, FOURTH, Looking("ours", call=0))
+    first = attention(explorer, FOURTH, AttentionQuestion("ours", call=0))
     assert len(first.tokens) == 16 and first.looking.token == 15 and not torch.tensor(first.weights).triu(1).any()
     with pytest.raises(QueryError, match="call 2 of this attention layer is not there: it was called 2 times"):
-        attention(explorer, FOURTH, Looking("ours", call=2))
+        attention(explorer, FOURTH, AttentionQuestion("ours", call=2))
     with serving(explorer) as served:  # one looks from another sequence than one looks at
         page = served.get("/attention/test/4?layer=ours&token=12")
         assert page.status == 200 and "token=3" not in page.text and "seen from query token 12" in page.text
@@ -116,7 +116,9 @@ def test_ours_stands_for_the_attention_of_torch_where_it_says_the_same(tmp_path,
     torch.manual_seed(0)
     ones = torch.ones(16, 16, dtype=torch.bool)
     masks = {"none": None, "causal": ones.triu(1), "band": ones.triu(3) | ones.tril(-3)}
-    view = attention(explorer_of(Twice(masks[mask]), tmp_path), FOURTH, Looking("theirs", head=1, token=5, by="mass"))
+    view = attention(
+        explorer_of(Twice(masks[mask]), tmp_path), FOURTH, AttentionQuestion("theirs", head=1, token=5, by="mass")
+    )
     assert sum(view.looks) == pytest.approx(1.0) and view.calls == ["16 tokens, themselves"] and view.itself
     if mask == "band":
         assert view.support is None
@@ -134,7 +136,7 @@ def test_ours_stands_for_the_attention_of_torch_where_it_says_the_same(tmp_path,
 @pytest.mark.parametrize("by", ["adds", "mass", "dual"])
 def test_support_tokens_are_the_parts_of_what_the_heads_give(series_explorer, head, token, by):
     """The slow way: every weight times its value, through the last projection, along what the layer gives."""
-    view = attention(series_explorer, FOURTH, Looking(head=head, token=token, by=by))
+    view = attention(series_explorer, FOURTH, AttentionQuestion(head=head, token=token, by=by))
     layer, x, padding = tokens_of(series_explorer, FOURTH)
     rows = (~padding[0]).nonzero()[:, 0] if token == "all" else torch.tensor([2])
     found = {}
@@ -166,7 +168,7 @@ def test_support_tokens_are_the_parts_of_what_the_heads_give(series_explorer, he
 
 
 def test_a_window_is_named_by_the_steps_that_are_there(series_explorer):
-    view = attention(series_explorer, FOURTH, Looking(head=2))
+    view = attention(series_explorer, FOURTH, AttentionQuestion(head=2))
     steps, names = len(view.tokens), {}
     assert view.support is not None and steps % 4
     for each in view.support.largest:
@@ -182,7 +184,7 @@ def test_a_window_of_a_grid_is_a_block():
 
 
 def test_the_class_token_looks_at_patches(patches_explorer):
-    view = attention(patches_explorer, FOURTH, Looking())
+    view = attention(patches_explorer, FOURTH, AttentionQuestion())
     assert view.looking.token == 0 and view.patches == 4 and view.shown.kind == "image"
     assert view.queries[0] == "the class token" and view.queries[6] == "row 2, column 2" and len(view.tokens) == 17
     assert all(sum(line) == pytest.approx(1.0) for line in view.weights)
@@ -199,7 +201,7 @@ def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path, tokens):
     few_steps(model, tmp_path / "memory", (pictures,), labels, 3)
     examples = Examples(pictures, labels)
     explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
-    view = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", head=1, token=2))
+    view = attention(explorer, FOURTH, AttentionQuestion("backbone.blocks.1.attn", head=1, token=2))
     assert view.calls == ["17 tokens, themselves", f"{tokens} tokens, 17 others"] and view.looking.call == 1
     assert view.patches == 4 and len(view.queries) == tokens and view.queries[2] == "query token 2"
     with torch.no_grad():
@@ -207,8 +209,8 @@ def test_query_tokens_of_a_tuned_backbone_look_at_patches(tmp_path, tokens):
         before = model.states(pictures[4:5])[:, 1]
         expected = block.attn.weights(block.norm1(model.queries[1:2]), block.norm1(before))[0, 1, 2]
     assert view.looks == pytest.approx(expected.tolist(), abs=1e-5)
-    assert view.support is not None and isinstance(view.recalled, Prediction) and view.looking.recalled == "head"
-    own = attention(explorer, FOURTH, Looking("backbone.blocks.1.attn", call=0))
+    assert view.support is not None and isinstance(view.recalled, PredictionView) and view.looking.recalled == "head"
+    own = attention(explorer, FOURTH, AttentionQuestion("backbone.blocks.1.attn", call=0))
     assert own.looking.token == 0 and own.queries[0] == "the class token" and own.itself and not view.itself
     with serving(explorer) as served:
         page = served.get("/attention/test/4?layer=backbone.blocks.1.attn&token=2")
@@ -225,7 +227,7 @@ def test_the_page_shows_which_heads_share_keys_and_how_that_came_to_be(name, tmp
     examples = Examples(pictures, labels)
     explorer = Explorer(open_memory(tmp_path / "memory"), model.eval(), examples, examples)
     explorer.desk.patience = math.inf
-    found = attention(explorer, FOURTH, Looking("blocks.1.attn")).allocation
+    found = attention(explorer, FOURTH, AttentionQuestion("blocks.1.attn")).allocation
     assert found is not None and found.heads == 8
     assert [head for each in found.groups for head in each.heads] == list(range(8))
     if name == "gqa":
@@ -258,9 +260,9 @@ def test_a_text_is_seen_from_its_last_token_and_words_name_its_windows(tmp_path)
             return self.model(tokens)[:, -1]
 
     few_steps(LastWord(), tmp_path / "memory", (rows,), rows[:, 0], 3)
-    examples = Examples(rows, None, Words([f"w{i}" for i in range(11)], " "))
+    examples = Examples(rows, None, WordVocabulary([f"w{i}" for i in range(11)], " "))
     explorer = Explorer(open_memory(tmp_path / "memory"), LastWord(), examples, examples)
-    view = attention(explorer, FOURTH, Looking(head=1))
+    view = attention(explorer, FOURTH, AttentionQuestion(head=1))
     assert view.looking.token == 8 and view.support is not None
     names = {each.tokens: each.name for each in view.support.largest}
     words = "".join(view.shown.tokens[:4]).strip()
@@ -272,8 +274,8 @@ def test_a_text_is_seen_from_its_last_token_and_words_name_its_windows(tmp_path)
 
 
 def test_examples_are_recalled_beside_the_support(series_explorer):
-    view = attention(series_explorer, FOURTH, Looking())
-    assert view.looking.recalled == "blocks.0.attn.out" and isinstance(view.recalled, Prediction)
+    view = attention(series_explorer, FOURTH, AttentionQuestion())
+    assert view.looking.recalled == "blocks.0.attn.out" and isinstance(view.recalled, PredictionView)
     assert view.recalled.question.each == "example" and len(view.recalled.examples or ()) == 6
     assert len({each.index for each in view.recalled.examples or ()}) == 6
 
@@ -287,7 +289,12 @@ def test_a_row_of_a_pooling_projection_is_a_window_of_tokens(series_explorer):
 
 
 def test_what_makes_no_sense_is_refused(series_explorer):
-    for looking in (Looking("embed"), Looking(head=4), Looking(token=15), Looking(recalled="head")):
+    for looking in (
+        AttentionQuestion("embed"),
+        AttentionQuestion(head=4),
+        AttentionQuestion(token=15),
+        AttentionQuestion(recalled="head"),
+    ):
         with pytest.raises(QueryError):
             attention(series_explorer, FOURTH, looking)
 
@@ -296,7 +303,7 @@ def test_what_makes_no_sense_is_refused(series_explorer):
 def test_the_json_is_the_page(fixture, request):
     with serving(request.getfixturevalue(fixture)) as served:
         whole = served.get("/attention/test/4.json").json
-        assert whole == as_plain(attention(served.explorer, FOURTH, Looking()))
+        assert whole == as_plain(attention(served.explorer, FOURTH, AttentionQuestion()))
         for head in range(whole["heads"]):
             for token in ("all", 2):
                 path = f"?head={head}&token={token}&by=mass"

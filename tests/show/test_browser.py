@@ -10,7 +10,7 @@ import pytest
 from serving import Served, serving
 
 from dualform.show.examples import png
-from dualform.show.views.explorer import Place
+from dualform.show.views.explorer import ExamplePlace
 from dualform.show.views.whatif import REMOVED
 from dualform.show.web.app import warm_up
 
@@ -283,7 +283,7 @@ def test_a_visitor_clicks_on_a_step_of_a_series(browser, series_explorer):
         assert "The network says" in visit.says() and "all tokens" in page.locator("main h2").first.inner_text()
         assert page.locator(".hits figure").count() == 6 and page.locator(".hits .series").count() == 6
         steps = page.locator(".series.large a")
-        assert steps.count() == len(series_explorer.shown(Place("test", 4)).lines.values[0])
+        assert steps.count() == len(series_explorer.shown(ExamplePlace("test", 4)).lines.values[0])
         visit.wait_for(lambda: steps.nth(3).click())
         assert "token=3" in page.url and "seen from t = 3" in page.locator("main h2").first.inner_text()
         assert page.locator(".series.large .asking").count() == 1

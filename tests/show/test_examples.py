@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dualform.errors import DataNotFound, QueryError
 from dualform.models import SeriesClassifier
 from dualform.show.examples import Examples, is_series, load_examples, load_vocabulary, png, read_picture
-from dualform.show.examples.vocabulary import Bytes, Words
+from dualform.show.examples.vocabulary import ByteVocabulary, WordVocabulary
 from dualform.show.inputs import together
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
@@ -96,7 +96,7 @@ def test_a_row_of_a_layer_is_a_place_in_the_picture():
 def test_a_place_in_a_long_text_is_shown_with_what_is_around_it():
     text = "the quick brown fox jumps over the lazy dog " * 9
     tokens = sorted(set(text))
-    stream = Examples(torch.tensor([tokens.index(c) for c in text]), None, Words(tokens), 30)
+    stream = Examples(torch.tensor([tokens.index(c) for c in text]), None, WordVocabulary(tokens), 30)
     assert len(stream) == len(text) - 29 and stream.stride == 30
     shown = stream.shown(100, position=16)
     assert shown.mark is not None and shown.tokens[shown.mark] == text[116]
@@ -107,21 +107,21 @@ def test_a_place_in_a_long_text_is_shown_with_what_is_around_it():
 
 @given(st.text(min_size=1, max_size=40))
 def test_what_is_written_is_read_again(text):
-    assert "".join(Bytes().decode(Bytes().encode(text))) == text
-    tokens = Words(sorted(set(text)))
+    assert "".join(ByteVocabulary().decode(ByteVocabulary().encode(text))) == text
+    tokens = WordVocabulary(sorted(set(text)))
     assert "".join(tokens.decode(tokens.encode(text))) == text
-    assert len(Bytes().decode(Bytes().encode(text))) == len(Bytes().encode(text))
+    assert len(ByteVocabulary().decode(ByteVocabulary().encode(text))) == len(ByteVocabulary().encode(text))
 
 
 @given(st.lists(st.integers(0, 255), max_size=30))
 def test_any_bytes_can_be_shown(ids):
-    assert len(Bytes().decode(ids)) == len(ids)
+    assert len(ByteVocabulary().decode(ids)) == len(ids)
 
 
 def test_words_that_are_not_known():
-    assert Words(["a", "<unk>"], " ").encode("a b") == [0, 1]
+    assert WordVocabulary(["a", "<unk>"], " ").encode("a b") == [0, 1]
     with pytest.raises(QueryError, match="does not know 'b'"):
-        Words(["a"], " ").encode("a b")
+        WordVocabulary(["a"], " ").encode("a b")
 
 
 def test_vocabularies_come_from_files(tmp_path):
@@ -134,7 +134,7 @@ def test_vocabularies_come_from_files(tmp_path):
         assert vocabulary is not None and vocabulary.encode("cat the") == [1, 0]
     characters = load_vocabulary(str(tmp_path / "characters.json"))
     assert characters is not None and characters.decode([2, 0]) == ["c", "a"]
-    assert load_vocabulary(None) is None and isinstance(load_vocabulary("bytes"), Bytes)
+    assert load_vocabulary(None) is None and isinstance(load_vocabulary("bytes"), ByteVocabulary)
     for name, error in (("nothing.json", DataNotFound), ("other.json", QueryError)):
         with pytest.raises(error):
             load_vocabulary(str(tmp_path / name))

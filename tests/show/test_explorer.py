@@ -16,21 +16,21 @@ from dualform.models import MLP
 from dualform.record import record
 from dualform.show.commands import demo
 from dualform.show.examples import Examples
-from dualform.show.views.attention import Looking, attention
-from dualform.show.views.explorer import Explorer, Place, visible
-from dualform.show.views.prediction import Prediction, Question, predict
+from dualform.show.views.attention import AttentionQuestion, attention
+from dualform.show.views.explorer import ExamplePlace, Explorer, visible
+from dualform.show.views.prediction import PredictionQuestion, PredictionView, predict
 from dualform.show.views.render import as_plain
 from dualform.show.views.run import run, seen
-from dualform.show.views.training import Choice, suspects_csv, training_set
-from dualform.show.views.whatif import REMOVED, STRETCHES, Masks, what_if
-from dualform.show.views.work import Desk, Pending
+from dualform.show.views.training import TrainingSetQuestion, suspects_csv, training_set
+from dualform.show.views.whatif import REMOVED, STRETCHES, WhatIfMasks, what_if
+from dualform.show.views.work import PendingWork, WorkDesk
 
-THIRD = Place("test", 3)
+THIRD = ExamplePlace("test", 3)
 
 
-def asked(explorer: Explorer, question: Question, place: Place = THIRD) -> Prediction:
+def asked(explorer: Explorer, question: PredictionQuestion, place: ExamplePlace = THIRD) -> PredictionView:
     found = predict(explorer, place, question)
-    assert isinstance(found, Prediction)
+    assert isinstance(found, PredictionView)
     return found
 
 
@@ -39,7 +39,7 @@ def asked(explorer: Explorer, question: Question, place: Place = THIRD) -> Predi
 @pytest.mark.parametrize("step", [60, 25])
 def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, score, step):
     explorer = digits_explorer
-    view = asked(explorer, Question(layer, score, step=step, k=5, each="visit"))
+    view = asked(explorer, PredictionQuestion(layer, score, step=step, k=5, each="visit"))
     memory = explorer.memory.at(step)
     spot = memory.attend(explorer.model, explorer.input(THIRD))
     best = list(spot.top(5, layer=layer, score=score))
@@ -63,7 +63,7 @@ def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, sc
 
 
 def test_another_target_and_order(digits_explorer):
-    view = asked(digits_explorer, Question(target=8, order="smallest", k=3, each="visit"))
+    view = asked(digits_explorer, PredictionQuestion(target=8, order="smallest", k=3, each="visit"))
     spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
     assert view.examples is not None
     assert [e.contribution for e in view.examples] == pytest.approx(
@@ -75,7 +75,7 @@ def test_another_target_and_order(digits_explorer):
 @pytest.mark.parametrize("score", ["contribution", "abs"])
 @pytest.mark.parametrize("order", ["largest", "smallest", "magnitude"])
 def test_examples_are_shown_with_all_their_visits_together(digits_explorer, score, order):
-    view = asked(digits_explorer, Question("fc1", score, order, k=4))
+    view = asked(digits_explorer, PredictionQuestion("fc1", score, order, k=4))
     groups = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD)).by(
         "index", layer="fc1", score=score
     )
@@ -90,21 +90,21 @@ def test_examples_are_shown_with_all_their_visits_together(digits_explorer, scor
 def test_one_class_rather_than_another(digits_explorer):
     explorer = digits_explorer
     wrong = next(
-        Place("test", row)
+        ExamplePlace("test", row)
         for row in range(500)
-        if int(explorer.predict(Place("test", row))[0].argmax()) != explorer.test.label(row)
+        if int(explorer.predict(ExamplePlace("test", row))[0].argmax()) != explorer.test.label(row)
     )
-    view = asked(explorer, Question(rather=True), wrong)
+    view = asked(explorer, PredictionQuestion(rather=True), wrong)
     said, label = view.says[0], view.label
     true = next(each for each in view.says if each.number == label)
     assert view.totals[-1].value == pytest.approx(said.logit - true.logit, abs=1e-3)
     assert "less that of" in view.target
-    right = asked(explorer, Question(rather=True))
+    right = asked(explorer, PredictionQuestion(rather=True))
     assert right.totals[-1].value == pytest.approx(right.says[0].logit - right.says[1].logit, abs=1e-3)
 
 
 def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
-    view = asked(digits_explorer, Question(step=0))
+    view = asked(digits_explorer, PredictionQuestion(step=0))
     assert view.examples == [] and view.totals == [] and "nothing was learned" in view.notes[0]
     with torch.no_grad():
         torch.manual_seed(0)
@@ -115,26 +115,31 @@ def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
 @pytest.mark.parametrize(
     "question",
     [
-        Question("fc9"), Question(by="nothing"), Question(k=0), Question(k=10**6), Question(target=10),
-        Question(step=61), Question(step=-1),
+        PredictionQuestion("fc9"),
+        PredictionQuestion(by="nothing"),
+        PredictionQuestion(k=0),
+        PredictionQuestion(k=10**6),
+        PredictionQuestion(target=10),
+        PredictionQuestion(step=61),
+        PredictionQuestion(step=-1),
     ],
-)  # fmt: skip
+)
 def test_a_question_that_makes_no_sense_is_refused(digits_explorer, question):
     with pytest.raises(Exception, match=r"fc9|nothing|k=|target 10|step"):
         predict(digits_explorer, THIRD, question)
     with pytest.raises(QueryError, match="no example"):
-        predict(digits_explorer, Place("test", 500), Question())
+        predict(digits_explorer, ExamplePlace("test", 500), PredictionQuestion())
 
 
 MASKS = {
-    "groups": (Masks(groups=("1", "7")), "label in (1, 7)"),
-    "one group": (Masks(groups=("3",)), "label = 3"),
-    "time": (Masks(after=30, upto=60), "step > 30 and step <= 60"),
-    "a crooked time": (Masks(after=31, upto=58), "step > 31 and step <= 58"),
-    "examples": (Masks(examples=(3043, 3393)), "index in (3043, 3393)"),
-    "a filter": (Masks(filter="label = 4 and step < 20"), "label = 4 and step < 20"),
+    "groups": (WhatIfMasks(groups=("1", "7")), "label in (1, 7)"),
+    "one group": (WhatIfMasks(groups=("3",)), "label = 3"),
+    "time": (WhatIfMasks(after=30, upto=60), "step > 30 and step <= 60"),
+    "a crooked time": (WhatIfMasks(after=31, upto=58), "step > 31 and step <= 58"),
+    "examples": (WhatIfMasks(examples=(3043, 3393)), "index in (3043, 3393)"),
+    "a filter": (WhatIfMasks(filter="label = 4 and step < 20"), "label = 4 and step < 20"),
     "all of them": (
-        Masks(groups=("1",), after=0, upto=15, examples=(3043,), filter="label = 9"),
+        WhatIfMasks(groups=("1",), after=0, upto=15, examples=(3043,), filter="label = 9"),
         "label in (1, 9) or step <= 15 or index = 3043",
     ),
 }
@@ -155,34 +160,37 @@ def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
 
 
 def test_the_top_examples_of_a_prediction_can_be_masked(digits_explorer):
-    assert what_if(digits_explorer, THIRD, Masks()).examples == []
-    best = asked(digits_explorer, Question(k=3, each="visit")).examples
+    assert what_if(digits_explorer, THIRD, WhatIfMasks()).examples == []
+    best = asked(digits_explorer, PredictionQuestion(k=3, each="visit")).examples
     assert best
-    offered = what_if(digits_explorer, THIRD, Masks(examples=(17,))).examples
+    offered = what_if(digits_explorer, THIRD, WhatIfMasks(examples=(17,))).examples
     assert offered[0].index == 17 and offered[0].ticked and offered[1].index == best[0].index
     assert not any(each.ticked for each in offered[1:]) and len({each.index for each in offered}) == len(offered)
 
 
 def test_undoing_a_mask_gives_the_network_back(digits_explorer):
-    before = what_if(digits_explorer, THIRD, Masks())
-    what_if(digits_explorer, THIRD, Masks(groups=("1",)))
-    after = what_if(digits_explorer, THIRD, Masks())
+    before = what_if(digits_explorer, THIRD, WhatIfMasks())
+    what_if(digits_explorer, THIRD, WhatIfMasks(groups=("1",)))
+    after = what_if(digits_explorer, THIRD, WhatIfMasks())
     assert before == after and after.without is None
 
 
 def test_masks_that_make_no_sense_are_refused(digits_explorer):
     for masks, said in (
-        (Masks(groups=("eleven",)), "no group 'eleven'"),
-        (Masks(filter="drop table visits"), "cannot read"),
-        (Masks(filter="x" * 501), "longer than"),
-        (Masks(after=40, upto=40), "nothing lies"),
+        (WhatIfMasks(groups=("eleven",)), "no group 'eleven'"),
+        (WhatIfMasks(filter="drop table visits"), "cannot read"),
+        (WhatIfMasks(filter="x" * 501), "longer than"),
+        (WhatIfMasks(after=40, upto=40), "nothing lies"),
     ):
         view = what_if(digits_explorer, THIRD, masks)
         assert said in view.problem and view.without is None and view.hidden == 0
 
 
 def test_one_end_of_a_time_is_enough(digits_explorer):
-    first, last = what_if(digits_explorer, THIRD, Masks(upto=30)), what_if(digits_explorer, THIRD, Masks(after=30))
+    first, last = (
+        what_if(digits_explorer, THIRD, WhatIfMasks(upto=30)),
+        what_if(digits_explorer, THIRD, WhatIfMasks(after=30)),
+    )
     assert (first.masks.after, first.masks.upto, last.masks.after, last.masks.upto) == (0, 30, 30, 60)
     assert first.hidden + last.hidden == first.visits and first.without and last.without
 
@@ -198,7 +206,7 @@ def test_stretches_cover_training():
 
 def test_training_examples_are_weighed_by_all_they_add(digits_explorer):
     explorer = digits_explorer
-    view = training_set(explorer, Choice("fc2", rows=150))
+    view = training_set(explorer, TrainingSetQuestion("fc2", rows=150))
     labels = torch.tensor([explorer.test.label(row) for row in range(150)])
     x = explorer.inputs("test", range(150))
     groups = explorer.memory.attend(explorer.model, x, target=labels).by("index", layer="fc2")
@@ -218,8 +226,12 @@ def test_training_examples_are_weighed_by_all_they_add(digits_explorer):
     assert worst.against == pytest.approx(float(against), rel=1e-3)
     assert worst.visits == int((explorer.memory.visits["index"].to_numpy() == worst.index).sum())
     for mistake in view.mistakes:
-        assert explorer.says(explorer.predict(Place("test", mistake.row))[0])[0].name == mistake.says != mistake.label
-    wrong = training_set(explorer, Choice("fc2", "wrong", 150))
+        assert (
+            explorer.says(explorer.predict(ExamplePlace("test", mistake.row))[0])[0].name
+            == mistake.says
+            != mistake.label
+        )
+    wrong = training_set(explorer, TrainingSetQuestion("fc2", "wrong", 150))
     assert wrong.asked == round(150 * (1 - view.right))
 
 
@@ -240,8 +252,8 @@ def test_suspects_find_wrong_labels(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     test = Examples(data.x[data.test], data.labels[data.test])
-    explorer = Explorer(open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, desk=Desk(1e9))
-    table = suspects_csv(explorer, Choice(rows=200))
+    explorer = Explorer(open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, desk=WorkDesk(1e9))
+    table = suspects_csv(explorer, TrainingSetQuestion(rows=200))
     assert isinstance(table, str)
     lines = list(csv.reader(table.splitlines()))
     assert lines[0][:3] == ["index", "label", "against other labels"]
@@ -255,13 +267,13 @@ def test_suspects_find_wrong_labels(tmp_path):
 def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run):
     path, data = adam_run
     examples = Examples(data.x, data.labels)
-    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, desk=Desk(1e9))
+    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, desk=WorkDesk(1e9))
     for layer in explorer.layers:
         for by in ("label", "index"):
-            view = asked(explorer, Question(layer, by=by), Place("test", 3))
+            view = asked(explorer, PredictionQuestion(layer, by=by), ExamplePlace("test", 3))
             assert view.question.each == "visit" and view.examples and view.residual is not None
             assert abs(view.residual) < 1e-3 * max(1.0, abs(view.totals[-1].value))
-    assert what_if(explorer, Place("test", 3), Masks(groups=("1",))).without is not None
+    assert what_if(explorer, ExamplePlace("test", 3), WhatIfMasks(groups=("1",))).without is not None
 
 
 # ---------------------------------------------------------------- text, attention, the run
@@ -272,7 +284,7 @@ def test_a_text_is_shown_with_its_tokens(text_explorer):
     explorer.desk.patience = 1e9
     for layer in explorer.layers:
         for score in ("contribution", "abs"):
-            view = asked(explorer, Question(layer, score, k=3, each="visit"), Place("test", 40))
+            view = asked(explorer, PredictionQuestion(layer, score, k=3, each="visit"), ExamplePlace("test", 40))
             assert view.shown.kind == "text" and len(view.shown.tokens) == 20 and view.examples
             for each in view.examples:
                 assert each.shown is not None and each.shown.mark is not None
@@ -280,30 +292,35 @@ def test_a_text_is_shown_with_its_tokens(text_explorer):
                 expected = explorer.train.vocabulary.decode([int(explorer.train.inputs[start])])[0]
                 assert each.shown.tokens[each.shown.mark] == expected
             assert view.says[0].name in map(visible, explorer.train.vocabulary.tokens)
-    assert what_if(explorer, Place("test", 40), Masks(by="source", groups=("first",))).without is not None
+    assert what_if(explorer, ExamplePlace("test", 40), WhatIfMasks(by="source", groups=("first",))).without is not None
 
 
 def test_the_heads_of_attention_are_those_of_the_layer(attention_explorer):
     explorer = attention_explorer
-    view = attention(explorer, Place("test", 4), Looking(head=1, token=2))
+    view = attention(explorer, ExamplePlace("test", 4), AttentionQuestion(head=1, token=2))
     explorer.memory.load_into(explorer.model)
     with torch.no_grad():
-        x = explorer.model.embedding(explorer.input(Place("test", 4)))
+        x = explorer.model.embedding(explorer.input(ExamplePlace("test", 4)))
         _, weights = explorer.model.attention(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(torch.tensor(view.weights).double(), weights[0, 1].double(), atol=1e-5, rtol=0)
     assert view.heads == 2 and view.tokens == list(view.shown.tokens) and view.looking.token == 2
-    assert view.projections and isinstance(view.recalled, Prediction) and view.recalled.examples
-    mean = attention(explorer, Place("test", 4), Looking())
+    assert view.projections and isinstance(view.recalled, PredictionView) and view.recalled.examples
+    mean = attention(explorer, ExamplePlace("test", 4), AttentionQuestion())
     torch.testing.assert_close(torch.tensor(mean.weights).double(), weights[0].mean(0).double(), atol=1e-5, rtol=0)
-    for looking in (Looking("nothing"), Looking(head=2), Looking(token=6), Looking(recalled="out")):
+    for looking in (
+        AttentionQuestion("nothing"),
+        AttentionQuestion(head=2),
+        AttentionQuestion(token=6),
+        AttentionQuestion(recalled="out"),
+    ):
         with pytest.raises(QueryError):
-            attention(explorer, Place("test", 4), looking)
-    assert asked(explorer, Question(), Place("test", 4)).says[0].name in ("red", "green", "blue")
+            attention(explorer, ExamplePlace("test", 4), looking)
+    assert asked(explorer, PredictionQuestion(), ExamplePlace("test", 4)).says[0].name in ("red", "green", "blue")
 
 
 def test_a_network_without_attention_says_so(digits_explorer):
     with pytest.raises(QueryError, match="no attention layer"):
-        attention(digits_explorer, THIRD, Looking())
+        attention(digits_explorer, THIRD, AttentionQuestion())
 
 
 def test_the_run_tells_what_was_recorded(digits_explorer):
@@ -320,7 +337,7 @@ def test_the_run_tells_what_was_recorded(digits_explorer):
 # ---------------------------------------------------------------- what takes a while
 
 
-def wait(desk: Desk, pending: Pending) -> None:
+def wait(desk: WorkDesk, pending: PendingWork) -> None:
     for _ in range(400):
         if desk.state(pending.name) is None or pending.state == "failed":
             return
@@ -331,20 +348,20 @@ def wait(desk: Desk, pending: Pending) -> None:
 def test_what_takes_long_is_announced_done_behind_and_kept(text_explorer):
     explorer = text_explorer
     explorer.desk.patience = 0.0
-    question = Question("output", "contribution", k=3)
-    first = asked(explorer, question, Place("test", 40))
+    question = PredictionQuestion("output", "contribution", k=3)
+    first = asked(explorer, question, ExamplePlace("test", 40))
     assert first.pending is not None and first.pending.seconds > 0 and first.examples is None
     assert first.says, "what the network says is shown at once"
     started = explorer.desk.start(first.pending.name)
     assert started is first.pending
     wait(explorer.desk, started)
-    second = asked(explorer, question, Place("test", 40))
+    second = asked(explorer, question, ExamplePlace("test", 40))
     assert second.pending is None and second.examples and started.share == 1.0
     assert explorer.desk.start(first.pending.name) is None
 
 
 def test_what_fails_says_why_and_can_be_tried_again():
-    desk, tries = Desk(patience=0.0), []
+    desk, tries = WorkDesk(patience=0.0), []
 
     def work(tell):
         tries.append(1)
@@ -353,7 +370,7 @@ def test_what_fails_says_why_and_can_be_tried_again():
         return "found"
 
     pending = desk.need("key", "something", 5.0, work)
-    assert isinstance(pending, Pending) and desk.need("key", "something", 5.0, work) is pending
+    assert isinstance(pending, PendingWork) and desk.need("key", "something", 5.0, work) is pending
     desk.start(pending.name)
     wait(desk, pending)
     assert pending.state == "failed" and pending.error == "not today."
@@ -365,7 +382,7 @@ def test_what_fails_says_why_and_can_be_tried_again():
 
 def test_own_inputs_are_asked_about_like_others(digits_explorer):
     place = digits_explorer.bring("a drawing", digits_explorer.input(THIRD)[0])
-    mine, theirs = asked(digits_explorer, Question(), place), asked(digits_explorer, Question())
+    mine, theirs = asked(digits_explorer, PredictionQuestion(), place), asked(digits_explorer, PredictionQuestion())
     assert mine.says == theirs.says and mine.label is None
     assert mine.examples == theirs.examples
 
@@ -384,7 +401,7 @@ def test_a_convolution_marks_the_place_in_the_picture(tmp_path):
             optimizer.zero_grad()
     examples = Examples(images, torch.arange(12) % 4)
     explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
-    view = asked(explorer, Question("0"), Place("test", 1))
+    view = asked(explorer, PredictionQuestion("0"), ExamplePlace("test", 1))
     assert view.question.each == "visit" and view.examples and view.residual is not None and abs(view.residual) < 1e-4
     for each in view.examples:
         assert each.shown is not None

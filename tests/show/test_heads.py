@@ -19,15 +19,22 @@ from dualform.errors import QueryError
 from dualform.show.commands.cli import app
 from dualform.show.views.explorer import Explorer
 from dualform.show.views.render import as_plain
-from dualform.show.views.separation import Asking, BuiltBy, HeadsView, Separation, Through, separation
-from dualform.show.views.work import Desk, Pending
+from dualform.show.views.separation import (
+    DirectionExamples,
+    HeadsView,
+    HeadTrajectory,
+    SeparationQuestion,
+    SeparationView,
+    separation,
+)
+from dualform.show.views.work import PendingWork, WorkDesk
 
 pytest.importorskip("numba")
 
 
 def patient(explorer: Explorer) -> Explorer:
     """The same, which does at once what would otherwise have to be started."""
-    explorer.desk = Desk(patience=float("inf"))
+    explorer.desk = WorkDesk(patience=float("inf"))
     return explorer
 
 
@@ -39,7 +46,7 @@ def numbers_of(explorer: Explorer, layer: str, rows: int) -> svm.Report:
 
 def test_the_page_shows_the_report(attention_explorer):
     explorer = patient(attention_explorer)
-    view = separation(explorer, Asking(head=1, rows=8))
+    view = separation(explorer, SeparationQuestion(head=1, rows=8))
     report = numbers_of(explorer, "attention", 8)
     assert isinstance(view.found, HeadsView) and view.layers == ["attention"] and view.heads == 2
     (head,) = view.found.heads
@@ -54,8 +61,8 @@ def test_the_page_shows_the_report(attention_explorer):
 
 def test_the_training_examples_that_built_it_sum_to_the_whole(attention_explorer):
     explorer = patient(attention_explorer)
-    view = separation(explorer, Asking(rows=8))
-    assert isinstance(view.built, BuiltBy) and isinstance(view.through, Through)
+    view = separation(explorer, SeparationQuestion(rows=8))
+    assert isinstance(view.built, DirectionExamples) and isinstance(view.through, HeadTrajectory)
     report = numbers_of(explorer, "attention", 8)
     direction = report[0].separation.W / report[0].separation.W.norm()
     assert view.built.total == pytest.approx(float((report[0].W * direction).sum()), abs=1e-4)
@@ -69,29 +76,34 @@ def test_the_training_examples_that_built_it_sum_to_the_whole(attention_explorer
 @pytest.mark.parametrize("fixture", [pytest.param("series_explorer", marks=pytest.mark.slow), "patches_explorer"])
 def test_heads_that_are_seen_in_their_own_space_say_what_they_cannot(fixture, request):
     explorer = patient(request.getfixturevalue(fixture))
-    view = separation(explorer, Asking(rows=4))
+    view = separation(explorer, SeparationQuestion(rows=4))
     assert isinstance(view.found, HeadsView) and isinstance(view.built, str) and "model’s space" in view.built
     assert view.found.heads[0].support and not view.found.heads[0].items
 
 
 def test_what_takes_long_is_announced_first(attention_explorer):
-    view = separation(attention_explorer, Asking())
-    assert isinstance(view.found, Pending) and view.through is None and view.built is None
+    view = separation(attention_explorer, SeparationQuestion())
+    assert isinstance(view.found, PendingWork) and view.through is None and view.built is None
 
 
 def test_what_makes_no_sense_is_refused(attention_explorer, digits_explorer):
-    for asking in (Asking("head"), Asking(head=2), Asking(head=-1), Asking(above=100)):
+    for asking in (
+        SeparationQuestion("head"),
+        SeparationQuestion(head=2),
+        SeparationQuestion(head=-1),
+        SeparationQuestion(above=100),
+    ):
         with pytest.raises(QueryError):
             separation(attention_explorer, asking)
     with pytest.raises(QueryError, match="has any"):
-        separation(digits_explorer, Asking())
+        separation(digits_explorer, SeparationQuestion())
 
 
 def test_the_json_is_the_page(attention_explorer):
     with serving(patient(attention_explorer)) as served:
         found, page = served.get("/heads.json?head=1&rows=6").json, served.get("/heads?head=1&rows=6")
-        view = separation(served.explorer, Asking(head=1, rows=6))
-        assert isinstance(view, Separation) and found == as_plain(view)
+        view = separation(served.explorer, SeparationQuestion(head=1, rows=6))
+        assert isinstance(view, SeparationView) and found == as_plain(view)
         assert page.status == 200 and "style=" not in page.text
         for text in (
             "What do the heads separate?",

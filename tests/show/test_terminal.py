@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import Words
+from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.text.terminal import bar, looks, passage, picture, spark
 
 
@@ -34,7 +34,7 @@ def test_any_picture_can_be_shown(shape, colours, coloured):
 
 
 def test_the_token_that_is_meant_stands_out():
-    stream = Examples(torch.arange(100) % 26, None, Words([chr(97 + i) for i in range(26)]), 10)
+    stream = Examples(torch.arange(100) % 26, None, WordVocabulary([chr(97 + i) for i in range(26)]), 10)
     text = passage(stream.shown(50, position=2))
     marked = [text.plain[span.start : span.end] for span in text.spans if "reverse" in str(span.style)]
     assert marked == [chr(97 + 52 % 26)] and text.plain.startswith("… ")

@@ -14,8 +14,8 @@ from serving import Served, serving
 
 from dualform.errors import QueryError
 from dualform.show.examples import Examples, png
-from dualform.show.views.explorer import Explorer, Place
-from dualform.show.views.prediction import Question, predict
+from dualform.show.views.explorer import ExamplePlace, Explorer
+from dualform.show.views.prediction import PredictionQuestion, predict
 from dualform.show.views.render import as_plain
 from dualform.show.views.whatif import REMOVED
 from dualform.show.web.app import warm_up
@@ -58,7 +58,7 @@ def test_every_page_is_there_as_json_too(served, path):
 
 def test_the_json_of_a_page_is_its_view(served):
     found = served.get("/prediction/test/3.json?layer=fc1").json
-    assert found == as_plain(predict(served.explorer, Place("test", 3), Question("fc1")))
+    assert found == as_plain(predict(served.explorer, ExamplePlace("test", 3), PredictionQuestion("fc1")))
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -125,7 +125,7 @@ def test_numbers_can_be_asked_about(recorded):
 
 def test_a_series_can_be_asked_about(series_explorer):
     with serving(series_explorer) as served:
-        x = series_explorer.input(Place("test", 4))["x"][0, : series_explorer.test.there(4)]
+        x = series_explorer.input(ExamplePlace("test", 4))["x"][0, : series_explorer.test.there(4)]
         text = "\n".join(", ".join(map(str, line)) for line in x.tolist())
         address = served.post("/own/text", text.encode()).json["address"]
         mine, theirs = served.get(f"{address}.json").json["says"], served.get("/prediction/test/4.json").json["says"]
@@ -378,4 +378,4 @@ def test_a_broken_page_tells_nothing_of_the_inside(digits_explorer, monkeypatch)
         monkeypatch.setattr(Explorer, "says", lambda *args, **options: 1 / 0)
         answer = served.get("/prediction/test/3")
         assert answer.status == 500 and "should not have happened" in answer.text and "division" not in answer.text
-        assert torch.is_tensor(served.explorer.input(Place("test", 3)))
+        assert torch.is_tensor(served.explorer.input(ExamplePlace("test", 3)))

@@ -8,7 +8,7 @@ from helpers import batches, mlp, sgd, trained
 
 import dualform
 from dualform.errors import CorruptMemory, DualformError, NotAMemory
-from dualform.store import INIT, load_manifest, refuse_foreign, remove_memory, remove_unlisted
+from dualform.store import INIT, load_manifest, remove_memory, remove_unlisted, require_own_folder
 
 OURS = ["shards/000000.safetensors", "calls/000012.parquet", "visits/1234567.parquet", "steps/000003.parquet.partial"]
 FOREIGN = ["shards/keep.txt", "calls/12.parquet", "snapshots/000001.pt", "steps/000001.csv", "000001.parquet", "a.txt"]
@@ -69,10 +69,10 @@ def test_what_a_kill_left_of_a_memory_is_known_by_its_first_file(tmp_path):
     """The manifest is written last and removed first; with the first file it is the other way round."""
     record(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    refuse_foreign(tmp_path)
+    require_own_folder(tmp_path)
     (tmp_path / INIT).unlink()
     with pytest.raises(NotAMemory, match="not a dualform memory"):
-        refuse_foreign(tmp_path)
+        require_own_folder(tmp_path)
 
 
 def test_a_broken_manifest_may_be_overwritten_if_it_was_ours(tmp_path):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import dualform
 from dualform.errors import HorizonError
-from dualform.store import Arena, Store, load_manifest, verify, write_tensors
+from dualform.store import SlotArena, Store, load_manifest, verify, write_tensors
 from dualform.types import DType, Transition
 
 out = importlib.import_module("dualform.store.io.direct_io")
@@ -280,7 +280,7 @@ def test_a_large_file_is_written_whole(tmp_path):
 )
 def test_tensors_on_pages_are_what_was_given(direct, rows, width, tmp_path_factory):
     """Pieces that lie on pages themselves go to the disk from there, the others by way of a buffer: nobody can tell."""
-    arena, path = Arena(), tmp_path_factory.mktemp("files") / "some.safetensors"
+    arena, path = SlotArena(), tmp_path_factory.mktemp("files") / "some.safetensors"
     tensors = {}
     for i, sizes in enumerate(rows):
         pieces = [

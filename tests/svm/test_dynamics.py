@@ -9,8 +9,8 @@ from torch import Tensor
 from dualform.errors import SizeError
 from dualform.svm import fit
 from dualform.svm.dynamics.gradient_descent import (
-    Factors,
-    Samples,
+    DescentSamples,
+    KeyQueryFactors,
     cosine,
     descend,
     favours_all,
@@ -32,21 +32,21 @@ def unit(*shape: int, seed: int) -> Tensor:
     )
 
 
-def trials(r: int, n: int, T: int, d: int, seed: int = 0) -> tuple[Samples, LinearHead, Tensor]:
+def trials(r: int, n: int, T: int, d: int, seed: int = 0) -> tuple[DescentSamples, LinearHead, Tensor]:
     """Unit tokens and queries, random labels, a random unit head, and weights to begin at."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.where(torch.rand(r, n, generator=random) < 0.5, -1.0, 1.0).double()
     start = ((2 * torch.rand(r, d, d, generator=random) - 1) / math.sqrt(d)).double()
-    samples = Samples(unit(r, n, T, d, seed=seed + 1), unit(r, n, d, seed=seed + 2), labels)
+    samples = DescentSamples(unit(r, n, T, d, seed=seed + 1), unit(r, n, d, seed=seed + 2), labels)
     return samples, LinearHead(unit(r, d, seed=seed + 3)), start
 
 
-def best(samples: Samples, head: LinearHead) -> Tensor:
+def best(samples: DescentSamples, head: LinearHead) -> Tensor:
     """The token of the largest score Y vᵀx."""
     return (samples.labels.unsqueeze(-1) * torch.einsum("rntd,rd->rnt", samples.tokens, head.v)).argmax(-1)
 
 
-def separating(samples: Samples, chosen: Tensor, norm: Norm = "frobenius") -> Tensor:
+def separating(samples: DescentSamples, chosen: Tensor, norm: Norm = "frobenius") -> Tensor:
     """The separating matrix of every trial; NaN where there is none."""
     found = []
     for tokens, queries, each in zip(samples.tokens, samples.queries, chosen, strict=True):
@@ -55,7 +55,7 @@ def separating(samples: Samples, chosen: Tensor, norm: Norm = "frobenius") -> Te
     return torch.stack(found)
 
 
-def numerically(samples: Samples, head, W: Tensor, step: float = 1e-5) -> Tensor:
+def numerically(samples: DescentSamples, head, W: Tensor, step: float = 1e-5) -> Tensor:
     """The gradient by central differences."""
     found = torch.zeros_like(W)
     for i in range(W.shape[1]):
@@ -75,9 +75,9 @@ def test_the_gradient_is_that_of_central_differences():
         torch.testing.assert_close(
             G * log_scale.exp()[:, None, None], numerically(samples, each, W), rtol=1e-6, atol=1e-9
         )
-    factors = Factors(unit(3, 4, 4, seed=5), unit(3, 4, 4, seed=6))
+    factors = KeyQueryFactors(unit(3, 4, 4, seed=5), unit(3, 4, 4, seed=6))
     once = descend(samples, head, factors, 1, rate=1.0, normalised=False).end
-    assert isinstance(once, Factors)
+    assert isinstance(once, KeyQueryFactors)
     K = factors.K.clone().requires_grad_()
     (grad,) = torch.autograd.grad(loss(samples, head, K @ factors.Q.mT).sum(), K)
     torch.testing.assert_close(factors.K - once.K, grad, rtol=1e-9, atol=1e-12)
@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_central_differences():
 def test_the_local_trap():
     """Check 4: both tokens are locally optimal, and descent ends at the one whose cone it begins in."""
     tokens = torch.tensor([[[[0, -5, 0.1], [0, 1, 0.05], [0, 0, 0]]]], dtype=torch.float64)
-    samples = Samples(tokens, torch.tensor([[[1, 0, 0]]]).double(), torch.ones(1, 1).double())
+    samples = DescentSamples(tokens, torch.tensor([[[1, 0, 0]]]).double(), torch.ones(1, 1).double())
     head = LinearHead(torch.tensor([[0, 0, 10]]).double())
     expected = {0: (0, -0.19992, 0.00400), 1: (0, 0.99751, 0.04988)}
     for token, column in expected.items():
@@ -105,7 +105,7 @@ def test_w_goes_to_the_frobenius_solution_and_its_factors_to_the_nuclear_one():
     samples, head, W = trials(30, 6, 8, 10)
     random = torch.Generator().manual_seed(7)
     K, Q = (((2 * torch.rand(30, 10, 10, generator=random) - 1) / math.sqrt(10)).double() for _ in range(2))
-    for start, own in ((W, "frobenius"), (Factors(K, Q), "nuclear")):
+    for start, own in ((W, "frobenius"), (KeyQueryFactors(K, Q), "nuclear")):
         end = descend(samples, head, start, 2000, decay=2.2e-16).W
         assert float(logits(samples, end).softmax(-1).amax(-1).mean()) > 0.999
         for norm in ("frobenius", "nuclear"):
@@ -154,7 +154,7 @@ def test_a_first_gradient_that_favours_the_best_tokens_leads_to_them():
         W = torch.zeros_like(W)
         chosen = best(samples, head)
         good = favours_all(samples, head, W, chosen)
-        some = Samples(*(each[good] for each in samples))
+        some = DescentSamples(*(each[good] for each in samples))
         end = descend(some, LinearHead(head.v[good]), W[good], 600).W
         assert bool((selected(some, end) == chosen[good]).all())
         qualifying += int(good.sum())
@@ -179,7 +179,12 @@ def test_the_regularisation_path_goes_to_the_separating_matrix():
     samples, head, W = trials(20, 4, 5, 8)
     ideal = separating(samples, best(samples, head))
     there = ~ideal.isnan().flatten(1).any(1)
-    samples, head, W, ideal = Samples(*(e[there] for e in samples)), LinearHead(head.v[there]), W[there], ideal[there]
+    samples, head, W, ideal = (
+        DescentSamples(*(e[there] for e in samples)),
+        LinearHead(head.v[there]),
+        W[there],
+        ideal[there],
+    )
     path = regularisation_path(samples, head, (1.0, 3.0, 10.0, 30.0), (W, unit(*W.shape, seed=4), ideal))
     means = [float(cosine(each, ideal).mean()) for each in path]
     assert means == sorted(means) and means[-1] >= 0.98
@@ -192,12 +197,12 @@ def test_the_regularisation_path_of_factors_goes_to_the_nuclear_solution():
     chosen = best(samples, head)
     low, other = (separating(samples, chosen, norm) for norm in ("nuclear", "frobenius"))
     there = ~low.isnan().flatten(1).any(1)
-    samples, head = Samples(*(each[there] for each in samples)), LinearHead(head.v[there])
+    samples, head = DescentSamples(*(each[there] for each in samples)), LinearHead(head.v[there])
     W, low, other = W[there], low[there], other[there]
     U, S, V = torch.linalg.svd(low)
     root = S.clamp(min=0).sqrt().unsqueeze(1)
-    along = Factors(U * root + 1e-3 * unit(*W.shape, seed=5), V.mT * root + 1e-3 * unit(*W.shape, seed=6))
-    starts = (Factors(W, unit(*W.shape, seed=4)), along)
+    along = KeyQueryFactors(U * root + 1e-3 * unit(*W.shape, seed=5), V.mT * root + 1e-3 * unit(*W.shape, seed=6))
+    starts = (KeyQueryFactors(W, unit(*W.shape, seed=4)), along)
     path = regularisation_path(samples, head, (1.0, 3.0, 10.0, 30.0), starts)
     sizes = torch.stack([torch.linalg.matrix_norm(each, "nuc") for each in path])
     assert bool((sizes <= torch.tensor([[1.0], [3], [10], [30]]).double() + 1e-9).all())

@@ -13,7 +13,7 @@ from dualform.attention import build
 from dualform.attention.softmax import SoftmaxAttention
 from dualform.errors import QueryError, SizeError
 from dualform.svm import Report, fit, fit_generalised, report, reports
-from dualform.svm.dynamics.gradient_descent import Samples, descend
+from dualform.svm.dynamics.gradient_descent import DescentSamples, descend
 from dualform.svm.dynamics.output_heads import LinearHead
 from dualform.svm.heads.alignment import Alignment
 from dualform.svm.heads.report_text import sentences
@@ -54,7 +54,7 @@ def toy() -> Toy:
     tokens, queries, v = unit(1, 6, 8, 10, seed=1), unit(1, 6, 10, seed=2), unit(1, 10, seed=3)
     labels = torch.tensor([[1.0, -1, 1, 1, -1, 1]]).double()
     start = torch.randn(1, 10, 10, generator=torch.Generator().manual_seed(4), dtype=torch.float64) / math.sqrt(10)
-    W = descend(Samples(tokens, queries, labels), LinearHead(v), start, 2000).W[0]
+    W = descend(DescentSamples(tokens, queries, labels), LinearHead(v), start, 2000).W[0]
     return Toy(layer_with(W), layer_with(start[0]), tokens[0], queries[0].unsqueeze(1), W)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, build, from_primal, load_from
 from dualform.attention.core import attend, split_heads
-from dualform.attention.linear import Linear
+from dualform.attention.linear import LinearKernel
 from dualform.attention.norm import key_statistics
 from dualform.errors import QueryError, SizeError
 from dualform.svm import prove, support_vectors
@@ -130,7 +130,7 @@ def test_normalised_by_the_keys_it_is_attention_bn():
     torch.testing.assert_close(made(x), bn(x))
 
 
-@pytest.mark.parametrize("kernel", [None, Linear()])
+@pytest.mark.parametrize("kernel", [None, LinearKernel()])
 def test_scores_are_between_mapped_queries_and_mapped_keys(kernel):
     made, x = own(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), kernel=kernel), random(2, 7, 12)
     q, k, v = (split_heads(each(x), 4) for each in (made.query, made.key, made.value))

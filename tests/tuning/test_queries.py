@@ -520,8 +520,12 @@ def test_backbones_that_queries_would_change_are_refused():
 
 @pytest.mark.parametrize("wrong", [nn.Sequential(nn.Linear(2, 2)), None, "vit"])
 def test_what_is_no_vit_is_named(wrong):
-    for make in (lambda: VisualQueryTuning(wrong, 4), lambda: Probe(wrong, 4), lambda: IntermediateProbe(wrong, 4),
-                 lambda: with_prompts(wrong)):  # fmt: skip
+    for make in (
+        lambda: VisualQueryTuning(wrong, 4),
+        lambda: Probe(wrong, 4),
+        lambda: IntermediateProbe(wrong, 4),
+        lambda: with_prompts(wrong),
+    ):
         with unchecked(), pytest.raises(SizeError, match=rf"the backbone is a {type(wrong).__name__}, and must be a"):
             make()
     with pytest.raises(SizeError, match=r"pictures of \(3, 16, 16\) for a model of \(batch, 3, 16, 16\)"), unchecked():

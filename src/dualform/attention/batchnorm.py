@@ -10,9 +10,9 @@ The paper's exact formula was not at hand: β, ``use_var`` and ε are switches, 
 the default.
 """
 
-from .heads import Kernel, MultiHead
+from .heads import AttentionKernel, MultiHead
 from .norm import KeyNorm
-from .softmax import Softmax
+from .softmax import SoftmaxKernel
 
 
 class BatchNormAttention(MultiHead):
@@ -22,8 +22,8 @@ class BatchNormAttention(MultiHead):
     """
 
     def __init__(
-        self, width: int, heads: int, *, kernel: Kernel | None = None, beta: float = 1.0, use_var: bool = True,
+        self, width: int, heads: int, *, kernel: AttentionKernel | None = None, beta: float = 1.0, use_var: bool = True,
         eps: float = 1e-5, learnable_beta: bool = False, dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps, learnable_beta=learnable_beta)
-        super().__init__(width, heads, kernel or Softmax(), norm=norm, dropout=dropout, bias=bias)
+        super().__init__(width, heads, kernel or SoftmaxKernel(), norm=norm, dropout=dropout, bias=bias)

@@ -20,7 +20,7 @@ from .core import chosen, whole_number
 from .heads import MultiHead
 from .norm import KeyNorm
 from .pairs import Padding, blanked
-from .softmax import Softmax
+from .softmax import SoftmaxKernel
 from .windows import Grid
 
 ApplyTo = Literal["qk", "k", "qkv"]
@@ -40,7 +40,7 @@ class ConvAttention(MultiHead):
         use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
-        super().__init__(width, heads, Softmax(), norm=norm, dropout=dropout, bias=bias)
+        super().__init__(width, heads, SoftmaxKernel(), norm=norm, dropout=dropout, bias=bias)
         if not one_sided and whole_number("kernel", kernel, 1) % 2 == 0:
             raise SizeError(f"kernel={kernel} must be odd, so that a token stands in its middle.")
         if axes not in (1, 2) or (one_sided and axes == 2):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
-Choice = TypeVar("Choice", bound=str)
+ChoiceT = TypeVar("ChoiceT", bound=str)
 Mode = Literal["clean", "reference"]
 """What we would do, or what the released code of a paper does."""
 
@@ -113,7 +113,7 @@ def exact_ratio(what: str, value: int, by: str, count: int) -> int:
     return value // count
 
 
-def chosen(name: str, value: Choice, among: Sequence[Choice]) -> Choice:
+def chosen(name: str, value: ChoiceT, among: Sequence[ChoiceT]) -> ChoiceT:
     """One of a few words."""
     if value not in among:
         *first, last = map(repr, among)

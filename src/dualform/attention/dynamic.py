@@ -21,7 +21,7 @@ from .allocation import head_norms, proportional, repaired_at_random, rounding, 
 from .core import Mode, chosen, whole_number, wide
 from .pairs import Padding
 
-Kind = Literal["diff", "ema"]
+UpdateKind = Literal["diff", "ema"]
 
 
 class DynamicAttention(Allocating):
@@ -49,11 +49,11 @@ class DynamicAttention(Allocating):
     passes: Tensor
 
     def __init__(
-        self, width: int, heads: int, *, groups: int | None = None, kind: Kind = "ema", window: int = 300,
+        self, width: int, heads: int, *, groups: int | None = None, kind: UpdateKind = "ema", window: int = 300,
         beta: float = 0.9, mode: Mode = "clean", dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
-        self.kind: Kind = chosen("kind", kind, ("diff", "ema"))
+        self.kind: UpdateKind = chosen("kind", kind, ("diff", "ema"))
         self.mode: Mode = chosen("mode", mode, ("clean", "reference"))
         self.window, self.beta = whole_number("window", window, 1), beta
         if not 0 <= beta <= 1:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from .allocation import uniform
 from .core import exact_ratio, split_heads, whole_number
-from .heads import Before, Group, Heads, Projected
+from .heads import EarlierTokens, HeadGroup, Heads, Projected
 from .pairs import Padding, Pairs
-from .softmax import Softmax
+from .softmax import SoftmaxKernel
 from .windows import Windows
 
 
@@ -32,22 +32,22 @@ class GroupedQueryAttention(Heads):
     def __init__(
         self, width: int, heads: int, *, groups: int | None = None, dropout: float = 0.0, bias: bool = True
     ) -> None:
-        super().__init__(width, heads, Softmax(), dropout=dropout)
+        super().__init__(width, heads, SoftmaxKernel(), dropout=dropout)
         self.kv_heads = at_most_half(heads) if groups is None else whole_number("groups", groups, 1)
         exact_ratio("heads", heads, "groups", self.kv_heads)
         self.query, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
         self.key, self.value = (nn.Linear(width, self.kv_heads * self.size, bias=bias) for _ in range(2))
         self.register_load_state_dict_pre_hook(pool_projections)
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """All heads together, and the keys and values that they share."""
         q = split_heads(self.query(x), self.heads)
         k, v = (split_heads(each(context), self.kv_heads) for each in (self.key, self.value))
         k, v = self.handed_out(k, v, padding, causal)
         windows, shared = Windows(context.shape[1]), self.heads // k.shape[1]
-        yield Group(tuple(range(self.heads)), q, Pairs(k, v, windows, padding, padding, causal, shared=shared))
+        yield HeadGroup(tuple(range(self.heads)), q, Pairs(k, v, windows, padding, padding, causal, shared=shared))
 
-    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+    def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
         """Keys and values of the groups alone: a cache takes G/H of what multi-head attention keeps."""
         return (self.query(x), self.key(x), self.value(x)), ()
 

@@ -18,7 +18,7 @@ from .windows import Windows
 
 
 @runtime_checkable
-class Kernel(Protocol):
+class AttentionKernel(Protocol):
     """How queries weigh the keys that they see."""
 
     def outputs(
@@ -34,7 +34,7 @@ class Kernel(Protocol):
         ...
 
 
-class Group(NamedTuple):
+class HeadGroup(NamedTuple):
     """Heads that see the same pairs: their numbers, their queries, and the pairs."""
 
     heads: tuple[int, ...]
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 Projected = tuple[Float[Tensor, "b n D"], Float[Tensor, "b m E"], Float[Tensor, "b m E"]]
 """Queries, keys and values of all heads, side by side."""
-Before = tuple[Float[Tensor, "b _ _"], ...]
+EarlierTokens = tuple[Float[Tensor, "b _ _"], ...]
 """Of queries, keys and values what the next token is mixed with."""
 
 
@@ -59,14 +59,14 @@ class Heads(nn.Module):
     """Whether causal queries may be the end of what is attended to: a segment that follows on what is remembered."""
 
     def __init__(
-        self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0
+        self, width: int, heads: int, kernel: AttentionKernel, *, norm: KeyNorm | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.width, self.heads, self.size = width, heads, exact_ratio("width", width, "heads", heads)
         self.kv_heads = heads
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
-        if not isinstance(kernel, Kernel):
+        if not isinstance(kernel, AttentionKernel):
             raise SizeError(f"kernel={kernel!r} is no kernel: it has to have outputs and an expansion, as Softmax has.")
         self.kernel, self.norm, self.dropout = kernel, norm, dropout
         self.register_load_state_dict_pre_hook(from_timm)
@@ -138,7 +138,7 @@ class Heads(nn.Module):
         """Whether it can be causal, as it is built."""
         return True
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """Queries, and the pairs that they see. In self-attention ``context`` is ``x`` itself."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class Heads(nn.Module):
         """How many tokens of which width the next one is mixed with, after so many."""
         return ()
 
-    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+    def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
         """Queries, keys and values of the tokens of a step, and what is to be known for those that follow."""
         raise NotImplementedError
 
@@ -182,7 +182,7 @@ class Heads(nn.Module):
                 "a layer with other convolutions, or with none."
             )
 
-    def _blanked(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[Group]:
+    def _blanked(self, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """The groups, with tokens that are not there blanked out: whatever they hold changes nothing."""
         other = x if context is None else context
         see_that_they_fit(x, other, padding, self.width, causal, self.segments)
@@ -221,22 +221,22 @@ class MultiHead(Heads):
     """
 
     def __init__(
-        self, width: int, heads: int, kernel: Kernel, *, norm: KeyNorm | None = None, dropout: float = 0.0,
+        self, width: int, heads: int, kernel: AttentionKernel, *, norm: KeyNorm | None = None, dropout: float = 0.0,
         bias: bool = True, qk_bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, kernel, norm=norm, dropout=dropout)
         biases = (bias and qk_bias, bias and qk_bias, bias, bias)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=each) for each in biases)
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """All heads together."""
         q, k, v = (split_heads(each, self.heads) for each in self.projected(x, context, padding, causal))
-        yield Group(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, padding, causal))
+        yield HeadGroup(tuple(range(self.heads)), q, Pairs(k, v, Windows(context.shape[1]), padding, padding, causal))
 
     def projected(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Projected:
         """Queries, keys and values."""
         return self.query(x), self.key(context), self.value(context)
 
-    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+    def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
         """All heads have keys and values of their own, and nothing else is to be known."""
         return self.projected(x, x, None, True), ()

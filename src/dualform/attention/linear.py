@@ -19,7 +19,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearKernel:
     r"""Weights in proportion to :math:`\varphi(q_i)^\top\varphi(k_j)`, φ = elu + 1, in time that grows with the length
     alone.
 
@@ -137,4 +137,4 @@ class LinearAttention(MultiHead):
     """Multi-head linear attention with the feature map elu + 1."""
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        super().__init__(width, heads, Linear(), dropout=dropout, bias=bias)
+        super().__init__(width, heads, LinearKernel(), dropout=dropout, bias=bias)

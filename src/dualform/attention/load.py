@@ -13,10 +13,10 @@ from .grouped import resized
 from .heads import Heads, has_bias
 from .scaled import ScaledHeadAttention
 
-Layer = TypeVar("Layer", bound=nn.Module)
+LayerT = TypeVar("LayerT", bound=nn.Module)
 
 
-class Projection(NamedTuple):
+class ProjectionWeights(NamedTuple):
     """One of query, key, value, out: of all heads, one after the other."""
 
     weight: Tensor
@@ -24,7 +24,7 @@ class Projection(NamedTuple):
 
 
 @torch.no_grad()
-def load_from(layer: Layer, other: nn.Module) -> Layer:
+def load_from(layer: LayerT, other: nn.Module) -> LayerT:
     """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
     same width and heads. Other parameters stay.
 
@@ -78,7 +78,7 @@ def load_from(layer: Layer, other: nn.Module) -> Layer:
     return layer
 
 
-def projections(layer: nn.Module) -> dict[str, Projection]:
+def projections(layer: nn.Module) -> dict[str, ProjectionWeights]:
     """Query, key, value and out of a layer."""
     if isinstance(layer, nn.MultiheadAttention):
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
@@ -88,23 +88,23 @@ def projections(layer: nn.Module) -> dict[str, Projection]:
             )
         biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
         inside = zip(("query", "key", "value"), layer.in_proj_weight.chunk(3), biases, strict=True)
-        found = {name: Projection(weight, bias) for name, weight, bias in inside}
-        return found | {"out": Projection(layer.out_proj.weight, layer.out_proj.bias)}
+        found = {name: ProjectionWeights(weight, bias) for name, weight, bias in inside}
+        return found | {"out": ProjectionWeights(layer.out_proj.weight, layer.out_proj.bias)}
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} is no attention layer whose weights are known here.")
     return {name: _whole(layer, layer.get_submodule(name)) for name in ("query", "key", "value", "out")}
 
 
-def _whole(layer: Heads, module: nn.Module) -> Projection:
+def _whole(layer: Heads, module: nn.Module) -> ProjectionWeights:
     """One projection, or those of the heads of each scale put together."""
     if not isinstance(layer, ScaledHeadAttention) or not isinstance(module, nn.ModuleDict):
         weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
         if not isinstance(weight, Tensor):
             raise SizeError(f"a projection of this layer is a {type(module).__name__}, which has no weight to take.")
-        return Projection(weight, bias)
+        return ProjectionWeights(weight, bias)
     parts = [each for each in module.values() if isinstance(each, nn.Linear)]
     biased = parts[0].bias is not None
-    return Projection(
+    return ProjectionWeights(
         _rows(layer, [each.weight for each in parts]), _rows(layer, [p.bias for p in parts]) if biased else None
     )
 

@@ -23,7 +23,7 @@ from .expansion import Expansion
 from .grouped import GroupedQueryAttention
 from .pairs import Padding
 
-Target = Literal["map", "output"]
+NoiseTarget = Literal["map", "output"]
 Noise = Literal["normal", "uniform"]
 
 
@@ -41,10 +41,20 @@ class PerturbedAttention(GroupedQueryAttention):
     """
 
     def __init__(
-        self, width: int, heads: int, *, groups: int | None = None, mode: Mode = "clean", target: Target | None = None,
-        noise: Noise | None = None, scale: float = 1.0, centred: bool | None = None, train_only: bool | None = None,
-        dropout: float = 0.0, bias: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        *,
+        groups: int | None = None,
+        mode: Mode = "clean",
+        target: NoiseTarget | None = None,
+        noise: Noise | None = None,
+        scale: float = 1.0,
+        centred: bool | None = None,
+        train_only: bool | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
         clean = chosen("mode", mode, ("clean", "reference")) == "clean"
         if not 0 <= scale < math.inf:

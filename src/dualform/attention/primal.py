@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dualform.errors import SizeError
 
-from .heads import Group, Kernel, MultiHead
+from .heads import AttentionKernel, HeadGroup, MultiHead
 from .pairs import Padding
-from .softmax import Softmax
+from .softmax import SoftmaxKernel
 
 PrimalMap = Callable[[Tensor], Tensor]
 """From (b, H, n, d) to (b, H, n, e): queries or keys of all heads."""
@@ -32,13 +32,13 @@ class PrimalAttention(MultiHead):
     """
 
     def __init__(
-        self, g: PrimalMap, width: int, heads: int, *, kernel: Kernel | None = None, dropout: float = 0.0,
+        self, g: PrimalMap, width: int, heads: int, *, kernel: AttentionKernel | None = None, dropout: float = 0.0,
         bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(width, heads, kernel or Softmax(), dropout=dropout, bias=bias)
+        super().__init__(width, heads, kernel or SoftmaxKernel(), dropout=dropout, bias=bias)
         self.g = g
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """All heads together, behind g."""
         for group in super().groups(x, context, padding, causal):
             pairs = replace(group.pairs, k=self._mapped(group.pairs.k))

@@ -27,7 +27,7 @@ from .positions import SinusoidPositions, TablePositions, one_for_all, shifted
 PositionName = Literal["table", "sinusoid"]
 
 
-class RelativeSoftmax(nn.Module):
+class RelativeSoftmaxKernel(nn.Module):
     """Softmax over relative scores: a kernel with parameters. All begin at zero, so at first it is a plain softmax.
 
     As a support vector expansion each query has keys of its own, [k_j; R_δ; S_δ] for the query [q_i + u; q_i; 1].
@@ -106,5 +106,5 @@ class RelativeAttention(MultiHead):
         self, width: int, heads: int, *, pos: PositionName = "table", reach: int = 512, dropout: float = 0.0,
         bias: bool = True, qk_bias: bool = False,
     ) -> None:  # fmt: skip
-        kernel = RelativeSoftmax(width, heads, pos=pos, reach=reach)
+        kernel = RelativeSoftmaxKernel(width, heads, pos=pos, reach=reach)
         super().__init__(width, heads, kernel, dropout=dropout, bias=bias, qk_bias=qk_bias)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .core import Mode, chosen, whole_number
-from .heads import Before, Kernel, MultiHead, Projected
+from .heads import AttentionKernel, EarlierTokens, MultiHead, Projected
 from .pairs import Padding, blanked
-from .relative import PositionName, RelativeSoftmax
-from .softmax import Softmax
+from .relative import PositionName, RelativeSoftmaxKernel
+from .softmax import SoftmaxKernel
 
 Sharing = Literal["channel", "head"]
 Init = Literal["default", "primer", "identity"]
@@ -76,10 +76,10 @@ class ConvolvedAttention(MultiHead):
     def __init__(
         self, width: int, heads: int, *, kernel: int = 3, sharing: Sharing = "channel", conv_bias: bool = True,
         init: Init = "default", query_context: QueryContext = "memory", mode: Mode = "clean",
-        weigh: Kernel | None = None, dropout: float = 0.0, bias: bool = True, qk_bias: bool = True,
+        weigh: AttentionKernel | None = None, dropout: float = 0.0, bias: bool = True, qk_bias: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(width, heads, weigh or Softmax(), dropout=dropout, bias=bias, qk_bias=qk_bias)
-        self.segments = isinstance(self.kernel, Softmax | RelativeSoftmax)
+        super().__init__(width, heads, weigh or SoftmaxKernel(), dropout=dropout, bias=bias, qk_bias=qk_bias)
+        self.segments = isinstance(self.kernel, SoftmaxKernel | RelativeSoftmaxKernel)
         chosen("query_context", query_context, ("memory", "segment"))
         reference = chosen("mode", mode, ("clean", "reference")) == "reference"
         self.query_context: QueryContext = "segment" if reference else query_context
@@ -103,7 +103,7 @@ class ConvolvedAttention(MultiHead):
         """Of queries, keys and values the last tokens, as many as a convolution looks back."""
         return ((min(tokens, self.query_conv.past), self.width),) * 3
 
-    def continued(self, x: Tensor, before: Before) -> tuple[Projected, Before]:
+    def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
         """Queries, keys and values of new tokens, and the last inputs of the convolutions."""
         q, k, v = super().projected(x, x, None, True)
         if before:
@@ -127,6 +127,6 @@ class RelativeConvAttention(ConvolvedAttention):
     ) -> None:  # fmt: skip
         super().__init__(
             width, heads, kernel=kernel, sharing=sharing, conv_bias=conv_bias, init=init, query_context=query_context,
-            mode=mode, weigh=RelativeSoftmax(width, heads, pos=pos, reach=reach), dropout=dropout, bias=bias,
+            mode=mode, weigh=RelativeSoftmaxKernel(width, heads, pos=pos, reach=reach), dropout=dropout, bias=bias,
             qk_bias=qk_bias,
         )  # fmt: skip

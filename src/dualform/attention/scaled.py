@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from dualform.errors import SizeError
 
 from .core import chosen, split_heads, whole_number
-from .heads import Group, Heads, Kernel
+from .heads import AttentionKernel, HeadGroup, Heads
 from .norm import KeyNorm
 from .pairs import Padding, Pairs
-from .softmax import Softmax
-from .windows import Grid, Pool, Windows, default_scales
+from .softmax import SoftmaxKernel
+from .windows import Grid, WindowPool, Windows, default_scales
 
 
 class ScaledHeadAttention(Heads):
@@ -34,16 +34,29 @@ class ScaledHeadAttention(Heads):
     """
 
     def __init__(
-        self, width: int, heads: int, *, kernel: Kernel | None = None, scales: Sequence[int] | None = None,
-        pool: Pool = "avg", prepool: bool = True, class_tokens: int = 0, grid: Grid = None, normalise: bool = False,
-        beta: float = 1.0, use_var: bool = True, eps: float = 1e-5, dropout: float = 0.0, bias: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        *,
+        kernel: AttentionKernel | None = None,
+        scales: Sequence[int] | None = None,
+        pool: WindowPool = "avg",
+        prepool: bool = True,
+        class_tokens: int = 0,
+        grid: Grid = None,
+        normalise: bool = False,
+        beta: float = 1.0,
+        use_var: bool = True,
+        eps: float = 1e-5,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
         norm = KeyNorm(heads, beta=beta, use_var=use_var, eps=eps) if normalise else None
-        super().__init__(width, heads, kernel or Softmax(), norm=norm, dropout=dropout)
+        super().__init__(width, heads, kernel or SoftmaxKernel(), norm=norm, dropout=dropout)
         self.scales = tuple(default_scales(heads) if scales is None else scales)
         if len(self.scales) != heads or not all(isinstance(scale, int) and scale > 0 for scale in self.scales):
             raise SizeError(f"scales={list(self.scales)} must hold {heads} whole numbers, one a head, 1 or more.")
-        self.pool: Pool = chosen("pool", pool, ("avg", "stride"))
+        self.pool: WindowPool = chosen("pool", pool, ("avg", "stride"))
         self.prepool, self.class_tokens, self.grid = prepool, whole_number("class_tokens", class_tokens), grid
         self.members = {scale: [i for i in range(heads) if self.scales[i] == scale] for scale in sorted({*self.scales})}
         by_scale = [head for members in self.members.values() for head in members]
@@ -54,7 +67,7 @@ class ScaledHeadAttention(Heads):
         self.value = nn.ModuleDict({scale: nn.Linear(width, size, bias=bias) for scale, size in sizes.items()})
         self.register_load_state_dict_pre_hook(split_projections)
 
-    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[Group]:
+    def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
         """The heads of each scale, in the order of their scales."""
         if causal and (self.class_tokens or self.grid is not None):
             raise SizeError(
@@ -64,7 +77,7 @@ class ScaledHeadAttention(Heads):
         for scale, members in self.members.items():
             together = members[-1] - members[0] == len(members) - 1
             mine = q[:, members[0] : members[-1] + 1] if together else q[:, members]
-            yield Group(tuple(members), mine, self._pairs(context, scale, len(members), padding, causal))
+            yield HeadGroup(tuple(members), mine, self._pairs(context, scale, len(members), padding, causal))
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
         """Groups come by their scales, heads as they were given."""

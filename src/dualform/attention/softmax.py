@@ -19,7 +19,7 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxKernel:
     r"""Weights :math:`\mathrm{softmax}_j(q_i^\top k_j/\sqrt d)`."""
 
     def outputs(
@@ -72,4 +72,4 @@ class SoftmaxAttention(MultiHead):
     segments: bool = True
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        super().__init__(width, heads, Softmax(), dropout=dropout, bias=bias)
+        super().__init__(width, heads, SoftmaxKernel(), dropout=dropout, bias=bias)

@@ -81,7 +81,7 @@ def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseKernel:
     """Softmax over the keys of a pattern.
 
     ``stats`` says what a normalisation is measured on: "all" keys, or the "subset" that each query sees, which is the
@@ -151,7 +151,7 @@ class Sparse:
 
 
 class SparseAttention(MultiHead):
-    """Multi-head attention over a pattern of neighbours and strided tokens; options are those of ``Sparse``."""
+    """Multi-head attention over a pattern of neighbours and strided tokens; options are those of ``SparseKernel``."""
 
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True, **pattern: Any) -> None:
-        super().__init__(width, heads, Sparse(**pattern), dropout=dropout, bias=bias)
+        super().__init__(width, heads, SparseKernel(**pattern), dropout=dropout, bias=bias)

@@ -15,21 +15,21 @@ from .conv import ConvAttention
 from .dynamic import DynamicAttention
 from .grouped import GroupedQueryAttention
 from .key_driven import KeyDrivenAttention
-from .linear import Linear, LinearAttention
+from .linear import LinearAttention, LinearKernel
 from .perturbed import PerturbedAttention
 from .relative import RelativeAttention
 from .relative_conv import ConvolvedAttention, RelativeConvAttention
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
-from .sparse import Sparse, SparseAttention
+from .sparse import SparseAttention, SparseKernel
 
-PATTERN = tuple(each.name for each in fields(Sparse))
+PATTERN = tuple(each.name for each in fields(SparseKernel))
 
 
 def _sparse(layer: Callable[..., nn.Module], width: int, heads: int, **options: Any) -> nn.Module:
     """A layer on the sparse kernel: options of the pattern are the kernel's, all others the layer's."""
     pattern = {name: options.pop(name) for name in PATTERN if name in options}
-    return layer(width, heads, kernel=Sparse(**pattern), **options)
+    return layer(width, heads, kernel=SparseKernel(**pattern), **options)
 
 
 ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
@@ -38,9 +38,9 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "sh": ScaledHeadAttention,
     "bn+sh": partial(ScaledHeadAttention, normalise=True),
     "linear": LinearAttention,
-    "linear-bn": partial(BatchNormAttention, kernel=Linear()),
-    "linear-sh": partial(ScaledHeadAttention, kernel=Linear()),
-    "linear-bn+sh": partial(ScaledHeadAttention, kernel=Linear(), normalise=True),
+    "linear-bn": partial(BatchNormAttention, kernel=LinearKernel()),
+    "linear-sh": partial(ScaledHeadAttention, kernel=LinearKernel()),
+    "linear-bn+sh": partial(ScaledHeadAttention, kernel=LinearKernel(), normalise=True),
     "sparse": SparseAttention,
     "sparse-bn": partial(_sparse, BatchNormAttention),
     "sparse-sh": partial(_sparse, ScaledHeadAttention),

@@ -14,9 +14,9 @@ from dualform.errors import SizeError
 
 from .core import wide
 
-Pool = Literal["avg", "stride"]
+WindowPool = Literal["avg", "stride"]
 Grid = tuple[int, int] | None
-Places = Int[np.ndarray, " _"]
+TokenPlaces = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Windows:
 
     tokens: int
     scale: int = 1
-    pool: Pool = "avg"
+    pool: WindowPool = "avg"
     class_tokens: int = 0
     grid: Grid = None
 
@@ -53,7 +53,7 @@ class Windows:
         return self.class_tokens + -(-self.grid[0] // height) * -(-self.grid[1] // width)
 
     @property
-    def of_token(self) -> Places:
+    def of_token(self) -> TokenPlaces:
         """The window of each token."""
         first, rest = np.arange(self.class_tokens), np.arange(self.tokens - self.class_tokens)
         if self.grid is None or self.scale == 1:
@@ -63,26 +63,26 @@ class Windows:
         return np.concatenate([first, len(first) + row * -(-self.grid[1] // width) + column])
 
     @property
-    def sizes(self) -> Places:
+    def sizes(self) -> TokenPlaces:
         """How many tokens each window has."""
         return np.bincount(self.of_token, minlength=self.count)
 
     @property
-    def first(self) -> Places:
+    def first(self) -> TokenPlaces:
         """The first token of each window."""
         found = np.full(self.count, self.tokens)
         np.minimum.at(found, self.of_token, np.arange(self.tokens))
         return found
 
     @property
-    def last(self) -> Places:
+    def last(self) -> TokenPlaces:
         """The last token of each window."""
         found = np.zeros(self.count, dtype=np.int64)
         np.maximum.at(found, self.of_token, np.arange(self.tokens))
         return found
 
     @property
-    def end(self) -> Places:
+    def end(self) -> TokenPlaces:
         """Where each window of a sequence is complete: its last token, had it all of them."""
         return (np.arange(self.count) + 1) * self.scale - 1
 

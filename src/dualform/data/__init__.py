@@ -3,8 +3,8 @@
 from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
-from .reference import Scale, Split, reference_images
-from .reviews import Bytes, Reviews, as_bytes, reviews
+from .reference import ReferenceSplit, Scale, reference_images
+from .reviews import ByteTexts, Reviews, as_bytes, reviews
 from .series import Series, series, standardised
 from .stories import Stories, stories
 from .text import aesop, wikitext2
@@ -12,12 +12,12 @@ from .text import aesop, wikitext2
 __all__ = [
     "FASHION",
     "OBJECTS",
-    "Bytes",
+    "ByteTexts",
     "Images",
+    "ReferenceSplit",
     "Reviews",
     "Scale",
     "Series",
-    "Split",
     "Stories",
     "aesop",
     "as_bytes",

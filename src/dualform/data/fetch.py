@@ -41,14 +41,20 @@ def _from_any(source: Source, file: Path) -> None:
         try:
             _from_one(address, source, file)
             return
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, Wrong) as error:
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            ConnectionError,
+            TimeoutError,
+            WrongDownload,
+        ) as error:
             failed.append(f"{address} ({getattr(error, 'reason', None) or error or type(error).__name__})")
     raise DataNotFound(
         f"Downloading {file.name} failed: {'; '.join(failed)}. Check the network and try again; what has come is kept."
     )
 
 
-class Wrong(Exception):
+class WrongDownload(Exception):
     """What came is not the file."""
 
 
@@ -66,7 +72,7 @@ def _from_one(address: str, source: Source, file: Path) -> None:
     found = _checksum(kind, partial)
     if found != expected:
         partial.unlink()
-        raise Wrong(f"its {kind} is {found}, not {expected}")
+        raise WrongDownload(f"its {kind} is {found}, not {expected}")
     partial.replace(file)
 
 
@@ -79,7 +85,7 @@ def _copy(answer: http.client.HTTPResponse, partial: Path, begin: int, size: int
             out.write(piece)
             progress.advance(task, len(piece))
         if out.tell() < size:
-            raise Wrong(f"the connection ended after {out.tell():,} of {size:,} bytes")
+            raise WrongDownload(f"the connection ended after {out.tell():,} of {size:,} bytes")
 
 
 def _bar() -> Progress:

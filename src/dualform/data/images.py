@@ -14,9 +14,9 @@ from torch import Tensor
 from dualform.errors import DataNotFound, require
 
 from .folder import data_file, find_file
-from .reference import Scale, Split, measured_before, reference_images, scale_of
+from .reference import ReferenceSplit, Scale, measured_before, reference_images, scale_of
 
-Part = Literal["train", "valid", "test"]
+ImageSubset = Literal["train", "valid", "test"]
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
@@ -34,7 +34,9 @@ class Images(NamedTuple):
         return Images(self.images[which], self.labels[which])
 
 
-def mnist(part: Part, name: Literal["mnist", "fashion-mnist"] = "mnist", *, split: Split = "ordinary") -> Images:
+def mnist(
+    part: ImageSubset, name: Literal["mnist", "fashion-mnist"] = "mnist", *, split: ReferenceSplit = "ordinary"
+) -> Images:
     """The 60,000 training or 10,000 test images of (Fashion-)MNIST, 28 × 28 bytes each.
 
     ``split="reference"`` gives the 40,053 training images of the paper's code, and 2,008 for validation.
@@ -42,12 +44,12 @@ def mnist(part: Part, name: Literal["mnist", "fashion-mnist"] = "mnist", *, spli
     return _part(partial(_idx, name), part, split)
 
 
-def fashion_mnist(part: Part, *, split: Split = "ordinary") -> Images:
+def fashion_mnist(part: ImageSubset, *, split: ReferenceSplit = "ordinary") -> Images:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): clothes in the format of MNIST."""
     return mnist(part, "fashion-mnist", split=split)
 
 
-def cifar10(part: Part, *, split: Split = "ordinary", small: bool = False) -> Images:
+def cifar10(part: ImageSubset, *, split: ReferenceSplit = "ordinary", small: bool = False) -> Images:
     """The 50,000 training or 10,000 test images of CIFAR-10 (Krizhevsky 2009), 32 × 32 × 3 bytes each.
 
     ``small=True`` takes the first 10,000 and 2,000 where only ``cifar10/train10k.png`` and ``test2k.png`` are at hand.
@@ -60,7 +62,7 @@ def reference_scale(images: Images) -> Scale:
     return scale_of(images.images[measured_before(len(images.labels))])
 
 
-def _part(read: Callable[[bool], Images], part: Part, split: Split) -> Images:
+def _part(read: Callable[[bool], Images], part: ImageSubset, split: ReferenceSplit) -> Images:
     if part == "valid" and split != "reference":
         raise DataNotFound(
             "there is no part 'valid' in the ordinary split: take 'train', 'test', or split='reference'."

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-Split = Literal["ordinary", "reference"]
+ReferenceSplit = Literal["ordinary", "reference"]
 """All training images, or those that the paper's code trains on."""
 
 KEPT, VALID = 50_000, 0.2

@@ -27,7 +27,7 @@ class Reviews(NamedTuple):
     labels: Int[Tensor, " n"]
 
 
-class Bytes(NamedTuple):
+class ByteTexts(NamedTuple):
     """Texts as numbers: each byte plus 1, and 0 where a text has ended."""
 
     tokens: Int[Tensor, "n length"]
@@ -58,10 +58,10 @@ def reviews(part: Literal["train", "test"]) -> Reviews:
     return Reviews(tuple(rows[i]["text"] for i in chosen), torch.tensor([rows[i]["label"] for i in chosen]))
 
 
-def as_bytes(texts: Sequence[str], length: int) -> Bytes:
+def as_bytes(texts: Sequence[str], length: int) -> ByteTexts:
     """The first ``length`` bytes of each text in UTF-8, plus 1, with zeros behind those that are shorter."""
     tokens = np.zeros((len(texts), length), np.int64)
     for row, text in zip(tokens, texts, strict=True):
         some = np.frombuffer(text.encode()[:length], np.uint8)
         row[: len(some)] = some + 1  # still a byte: none of UTF-8 is above 244
-    return Bytes(torch.from_numpy(tokens), torch.from_numpy(tokens == 0))
+    return ByteTexts(torch.from_numpy(tokens), torch.from_numpy(tokens == 0))

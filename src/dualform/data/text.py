@@ -4,7 +4,7 @@ import lzma
 from typing import Literal
 
 from .folder import data_file
-from .reference import Split
+from .reference import ReferenceSplit
 
 FABLES, APPENDIX, ANNOUNCEMENTS = 384, 4018, 4505
 """Lines of the book at which the fables, more fables, and the publisher's announcements begin."""
@@ -13,7 +13,7 @@ HELD_OUT = 17_763
 """Characters that the paper's code holds out: a tenth of the book with Project Gutenberg's own text around it."""
 
 
-def aesop(part: Literal["all", "train", "test"] = "all", *, split: Split = "ordinary") -> str:
+def aesop(part: Literal["all", "train", "test"] = "all", *, split: ReferenceSplit = "ordinary") -> str:
     """The fables of J. H. Stickney's book, without its preface, contents and announcements.
 
     ``split="reference"`` takes the appendix too, as the code of Irie, Csordás, Schmidhuber (2022) does, and holds out

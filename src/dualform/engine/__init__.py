@@ -1,56 +1,74 @@
 """Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
 
-from .attention_sums import fit, key_sums, summed_weights
-from .certificate import Agreement, Rounding, agreement, certify, compared, moves, rounding, shaped_parameters
+from .attention_sums import key_sums, summed_weights, sums_fit_in_memory
+from .certificate import (
+    Agreement,
+    Rounding,
+    agreement,
+    certify,
+    compare,
+    count_moves,
+    preconditioned_parameters,
+    rounding,
+)
 from .coefficients import coefficients
 from .dual import dual_forward
-from .layer_sums import entries, explained_layers, initial_part, layer_sums
-from .parameter_sums import Sum, add_up, dual_output
-from .parameters_by_group import Split, split
-from .preconditioned.recurrence import GroupOf, State, advance, backwards, move, precondition, replay, state_at
+from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
+from .parameter_sums import ParameterSum, dual_output, parameter_sum
+from .parameters_by_group import ParameterSplit, split_by_group
+from .preconditioned.recurrence import (
+    ParameterState,
+    SlotGroups,
+    advance,
+    apply_step,
+    backward_factors,
+    precondition,
+    replay,
+    state_at,
+)
 from .preconditioned.scan import scan_backwards
-from .reductions import Best, BestOfGroups, GroupSums
-from .scan import Queries, scan, weights_of
-from .stream import View, stream
+from .reductions import GroupSums, TopSlots, TopSlotsByGroup
+from .scan import LayerQueries, scan, weights_of
+from .stream import StoreView, stream
 
 __all__ = [
     "Agreement",
-    "Best",
-    "BestOfGroups",
-    "GroupOf",
     "GroupSums",
-    "Queries",
+    "LayerQueries",
+    "ParameterSplit",
+    "ParameterState",
+    "ParameterSum",
     "Rounding",
-    "Split",
-    "State",
-    "Sum",
-    "View",
-    "add_up",
+    "SlotGroups",
+    "StoreView",
+    "TopSlots",
+    "TopSlotsByGroup",
     "advance",
     "agreement",
-    "backwards",
+    "apply_step",
+    "backward_factors",
     "certify",
     "coefficients",
-    "compared",
+    "compare",
+    "count_moves",
     "dual_forward",
     "dual_output",
-    "entries",
     "explained_layers",
-    "fit",
     "initial_part",
     "key_sums",
     "layer_sums",
-    "move",
-    "moves",
+    "parameter_entries",
+    "parameter_sum",
     "precondition",
+    "preconditioned_parameters",
     "replay",
     "rounding",
     "scan",
     "scan_backwards",
-    "shaped_parameters",
-    "split",
+    "split_by_group",
     "state_at",
     "stream",
     "summed_weights",
+    "sums_fit_in_memory",
     "weights_of",
 ]

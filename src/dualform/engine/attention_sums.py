@@ -12,24 +12,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.progress import Watch
+from dualform.progress import OnProgress
 from dualform.store import Block, Store
 
-from .scan import Queries
-from .stream import View, stream
+from .scan import LayerQueries
+from .stream import StoreView, stream
 
 LARGEST = 256 << 20
 """Bytes that the sums may take."""
 
 
-def fit(store: Store, layer: str, groups: int) -> bool:
+def sums_fit_in_memory(store: Store, layer: str, groups: int) -> bool:
     """Whether the sums of so many groups are small enough to be kept."""
     return 8 * groups * store.layer(layer)[0].d_in <= LARGEST
 
 
 def key_sums(
-    store: Store, layer: str, view: View, group_of: Callable[[Block], Int[np.ndarray, " m"]], groups: int, *,
-    signed: bool, watch: Watch | None = None,
+    store: Store, layer: str, view: StoreView, group_of: Callable[[Block], Int[np.ndarray, " m"]], groups: int, *,
+    signed: bool, watch: OnProgress | None = None,
 ) -> Float[Tensor, "G d_in"] | None:  # fmt: skip
     """The keys of each group, added up in float64; None if some entry is negative and they are not to be ``signed``."""
     info, _ = store.layer(layer)
@@ -47,7 +47,7 @@ def key_sums(
     return total
 
 
-def summed_weights(queries: Queries, sums: Float[Tensor, "G d_in"], *, indexed: bool) -> Float[Tensor, "n G"]:
+def summed_weights(queries: LayerQueries, sums: Float[Tensor, "G d_in"], *, indexed: bool) -> Float[Tensor, "n G"]:
     """The sum of α over each group, for every example."""
     rows = queries.rows
     found = sums[:, rows[:, 0].long()].mT if indexed else rows.to(sums.dtype) @ sums.mT

@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.progress import Watch
-from dualform.store import Store, columns_of, piece_of
+from dualform.progress import OnProgress
+from dualform.store import Store, parameter_columns, piece_of
 from dualform.types import LayerInfo
 
 from .layer_sums import explained_layers, initial_part, layer_sums
-from .parameter_sums import Sum, add_up
-from .parameters_by_group import split
-from .stream import View
+from .parameter_sums import ParameterSum, parameter_sum
+from .parameters_by_group import split_by_group
+from .stream import StoreView
 
 PROBES = 4
 
@@ -47,65 +47,70 @@ class Agreement:
 
 
 def certify(
-    store: Store, view: View, actual: Mapping[str, Tensor], *, full: bool = False, only: Iterable[str] | None = None,
-    watch: Watch | None = None,
-) -> dict[str, Agreement]:  # fmt: skip
+    store: Store,
+    view: StoreView,
+    actual: Mapping[str, Tensor],
+    *,
+    full: bool = False,
+    only: Iterable[str] | None = None,
+    watch: OnProgress | None = None,
+) -> dict[str, Agreement]:
     """Compare the given weights with the memory's, parameter by parameter (or ``only`` some); ``full`` compares every
     entry.
     """
     wanted = set(store.parameters if only is None else only)
     found: dict[str, Tensor] = {}
-    looks: dict[str, Look] = {}
+    looks: dict[str, CertificateView] = {}
     for layer in explained_layers(store):
         sums = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
         if not sums:
             continue
         for name, term in sums.items():
-            looks[name] = look_at(store, layer, name, full)
+            looks[name] = certificate_view(store, layer, name, full)
             term.project = looks[name].project
-        add_up(store, layer.name, view, list(sums.values()), watch)
+        parameter_sum(store, layer.name, view, list(sums.values()), watch)
         for name, term in sums.items():
             found[name] = found.get(name, 0.0) + looks[name].of_sum(term)
     rebuilt = {name: looks[name].of(initial_part(store, name, view.horizon)) + total for name, total in found.items()}
-    whole = [name for name in (*shaped_parameters(store), *booked_parameters(store)) if name in wanted]
-    for name, part in split(store, view, whole, watch=watch).items():
-        looks[name], rebuilt[name] = Look.whole(store, name), part.total
+    whole = [name for name in (*preconditioned_parameters(store), *ledger_parameters(store)) if name in wanted]
+    for name, part in split_by_group(store, view, whole, watch=watch).items():
+        looks[name], rebuilt[name] = CertificateView.whole(store, name), part.total
     return {
         name: agreement(
             look.of(actual[name]),
             look.of(store.initial(name).double()),
             rebuilt[name],
-            moves(store, view, name),
+            count_moves(store, view, name),
             rounding(store, view, name, actual[name].dtype),
         )
         for name, look in looks.items()
     }
 
 
-def shaped_parameters(store: Store) -> list[str]:
+def preconditioned_parameters(store: Store) -> list[str]:
     """The parameters that a rule with a preconditioner explains."""
     return [name for name in store.parameters if store.shaped(name)]
 
 
-def booked_parameters(store: Store) -> list[str]:
+def ledger_parameters(store: Store) -> list[str]:
     """The parameters that a ledger explains."""
     return [p.name for p in store.manifest.parameters if p.kind == "ledger"]
 
 
-def moves(store: Store, view: View, name: str) -> int:
+def count_moves(store: Store, view: StoreView, name: str) -> int:
     """How often a parameter moved up to the horizon."""
     if store.parameters[name].kind == "ledger":
         return next((entry.moves.get(name, 0) for entry in store.manifest.ledgers if entry.step == view.horizon), 0)
     return int((store.schedule(name).steps <= view.horizon).sum())
 
 
-def rounding(store: Store, view: View, name: str, dtype: torch.dtype) -> Rounding:
+def rounding(store: Store, view: StoreView, name: str, dtype: torch.dtype) -> Rounding:
     """The precision of a parameter of some type, and of its gradients up to the horizon."""
     return Rounding(torch.finfo(dtype).eps, store.gradient_eps(name, view.horizon))
 
 
 @dataclass(frozen=True)
-class Look:
+class CertificateView:
     """How a parameter is looked at: through a few random projections of its columns, or (without a layer) whole."""
 
     layer: LayerInfo | None
@@ -114,7 +119,7 @@ class Look:
     shape: tuple[int, ...]
 
     @classmethod
-    def whole(cls, store: Store, name: str) -> "Look":
+    def whole(cls, store: Store, name: str) -> "CertificateView":
         """Every entry."""
         return cls(None, name, None, store.parameters[name].shape)
 
@@ -122,30 +127,30 @@ class Look:
         """A parameter, seen so."""
         if self.project is None or self.layer is None:
             return tensor.detach()
-        columns = columns_of(self.layer, piece_of(self.layer, self.parameter), tensor.detach())
+        columns = parameter_columns(self.layer, piece_of(self.layer, self.parameter), tensor.detach())
         return columns.to("cpu", torch.float64) @ self.project
 
-    def of_sum(self, term: Sum) -> Float[Tensor, "..."]:
+    def of_sum(self, term: ParameterSum) -> Float[Tensor, "..."]:
         """What the slots give, seen so."""
         return term.as_parameter(self.shape)[0] if self.project is None else term.total[0]
 
 
-def look_at(store: Store, layer: LayerInfo, name: str, full: bool) -> Look:
+def certificate_view(store: Store, layer: LayerInfo, name: str, full: bool) -> CertificateView:
     """Through projections, where nothing speaks for looking at every entry."""
     alone = sum(name in other.parameters for other in store.manifest.layers) == 1
     if full or not alone or name not in layer.weights or layer.indexed or layer.parts > 1:
-        return Look.whole(store, name)
+        return CertificateView.whole(store, name)
     piece = piece_of(layer, name)
-    return Look(layer, name, probes(piece.end - piece.begin), store.parameters[name].shape)
+    return CertificateView(layer, name, random_probes(piece.end - piece.begin), store.parameters[name].shape)
 
 
 def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: Rounding) -> Agreement:
     """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three)."""
     now = actual.detach().to("cpu", torch.float64)
-    return compared((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
+    return compare((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
 
 
-def compared(off: float, moved: float, size: float, steps: int, eps: Rounding) -> Agreement:
+def compare(off: float, moved: float, size: float, steps: int, eps: Rounding) -> Agreement:
     r"""How far weights of some size are off, relative to how far they moved in so many steps.
 
     The floor has two parts. Weights are rounded after every step, a random walk with steps of about 0.3 ε|W|; and
@@ -159,7 +164,7 @@ def compared(off: float, moved: float, size: float, steps: int, eps: Rounding) -
     return Agreement(off, math.hypot(walk, 0.21 * eps.gradient) if moved else 0.0)
 
 
-def probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
+def random_probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
     """The random projections of a layer's input; None where the input is no wider than those."""
     if d_in <= PROBES:
         return None

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.store import Store, places
+from dualform.store import Store, piece_slices
 from dualform.types import LayerInfo
 
 from .coefficients import coefficients
-from .parameter_sums import Sum
-from .stream import View, stream
+from .parameter_sums import ParameterSum
+from .stream import StoreView, stream
 
 
 def explained_layers(store: Store) -> Iterator[LayerInfo]:
@@ -25,13 +25,13 @@ def explained_layers(store: Store) -> Iterator[LayerInfo]:
 
 def layer_sums(
     store: Store, layer: LayerInfo, horizon: int, *, of: str = "weight", **options: Any
-) -> dict[str, Sum]:  # fmt: skip
-    """The sums over a layer's slots that rebuild its weights and its biases, by parameter. Options go to :class:`Sum`.
+) -> dict[str, ParameterSum]:  # fmt: skip
+    """The sums over a layer's slots that rebuild its weights and biases. Options go to :class:`ParameterSum`.
 
     ``of="buffer"`` rebuilds the optimiser's buffers of them instead.
     """
     return {
-        name: Sum(layer, name, coefficients(store, name, horizon, of).of_step, **options)
+        name: ParameterSum(layer, name, coefficients(store, name, horizon, of).of_step, **options)
         for name in layer.parameters
         if store.parameters[name].by_slots and not store.shaped(name)
     }
@@ -45,10 +45,12 @@ def initial_part(store: Store, name: str, horizon: int, of: str = "weight") -> F
     return part if buffer is None else part + c.gamma * buffer.double()
 
 
-def entries(store: Store, layer: LayerInfo, name: str, view: View, which: Int[np.ndarray, " k"]) -> Float[Tensor, " k"]:
+def parameter_entries(
+    store: Store, layer: LayerInfo, name: str, view: StoreView, which: Int[np.ndarray, " k"]
+) -> Float[Tensor, " k"]:
     """What the slots of a layer add to some entries of one of its weights, counted over the flat parameter."""
     of_step = coefficients(store, name, view.horizon).of_step
-    rows, columns = (torch.from_numpy(each) for each in places(layer, name, which))
+    rows, columns = (torch.from_numpy(each) for each in piece_slices(layer, name, which))
     total = torch.zeros(len(which), dtype=torch.float64)
     for slots in stream(store, layer.name, view, errors=True):
         assert slots.errors is not None

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.progress import Watch
-from dualform.store import Block, Store, of_columns, parts_of, piece_of
+from dualform.progress import OnProgress
+from dualform.store import Block, Store, matrix_columns, piece_of, split_by_parameter
 from dualform.types import LayerInfo
 
 from .scan import QUERY_ROWS, weights_of
-from .stream import Slots, View, stream
+from .stream import DecodedSlots, StoreView, stream
 
 STRETCH = 512
 """Slots that are added up in the precision they are computed in."""
@@ -29,7 +29,7 @@ many."""
 
 
 @dataclass
-class Sum:
+class ParameterSum:
     """One such sum: what a layer's slots put into one of its parameters.
 
     ``project`` (columns, f) turns the keys of a weight into features; None keeps them. ``group_of`` splits the sum into
@@ -51,7 +51,7 @@ class Sum:
         features = 1 if self.bias else self._size if self.project is None else self.project.shape[1]
         self.total = torch.zeros(self.groups, features, self.layer.d_out, dtype=torch.float64)  # faster to fill so
 
-    def add(self, slots: Slots) -> None:
+    def add(self, slots: DecodedSlots) -> None:
         """Take a block."""
         assert slots.errors is not None
         value = slots.values(self.of_step, self.bias)
@@ -98,7 +98,9 @@ class Sum:
 
     def as_parameter(self, shape: Sequence[int]) -> Float[Tensor, "..."]:
         """The result (without projection) in the parameter's shape: (groups, *shape)."""
-        return self.total[..., 0] if self.bias else of_columns(piece_of(self.layer, self.parameter), self.total, shape)
+        return (
+            self.total[..., 0] if self.bias else matrix_columns(piece_of(self.layer, self.parameter), self.total, shape)
+        )
 
     @cached_property
     def bias(self) -> bool:
@@ -130,7 +132,7 @@ class Sum:
             _add_product(total, self.project[keys[:, 0].long()] * value, errors)
         else:
             piece = piece_of(self.layer, self.parameter)
-            for k, e in parts_of(self.layer):
+            for k, e in split_by_parameter(self.layer):
                 features = keys[:, k][:, piece.begin : piece.end]
                 if self.project is not None:
                     features = features @ self.project.to(keys.dtype)
@@ -143,7 +145,9 @@ def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], er
         total += f.mT @ e
 
 
-def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Watch | None = None) -> None:
+def parameter_sum(
+    store: Store, layer: str, view: StoreView, sums: Sequence[ParameterSum], watch: OnProgress | None = None
+) -> None:
     """Fill several sums in one pass over a layer's slots."""
     for each in sums:
         each.start()
@@ -157,10 +161,10 @@ def add_up(store: Store, layer: str, view: View, sums: Sequence[Sum], watch: Wat
 def dual_output(
     store: Store,
     layer: str,
-    view: View,
+    view: StoreView,
     queries: Float[Tensor, "r k"],
     of_step: Sequence[Float[np.ndarray, " T1"]],
-    watch: Watch | None = None,
+    watch: OnProgress | None = None,
 ) -> Float[Tensor, "r d_out"]:
     r"""What the slots themselves answer: :math:`\sum_t c_t\, e_t\,(k_t\cdot q)`,
     attention weights first, values after.
@@ -178,7 +182,7 @@ def dual_output(
             value = slots.values(of_piece).double().unsqueeze(1)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale.unsqueeze(1)
-            for k, e in parts_of(info):
+            for k, e in split_by_parameter(info):
                 some = slice(k.start + piece.begin, k.start + piece.end) if not info.indexed else slice(0, 1)
                 values = errors[:, e] * value
                 for q, out in zip(queries.split(QUERY_ROWS), total.split(QUERY_ROWS), strict=True):

@@ -9,17 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.progress import Watch
+from dualform.progress import OnProgress
 from dualform.store import LedgerState, Store
 
 from .layer_sums import explained_layers, initial_part, layer_sums
-from .parameter_sums import add_up
-from .preconditioned.recurrence import GroupOf, replay
-from .stream import View
+from .parameter_sums import parameter_sum
+from .preconditioned.recurrence import SlotGroups, replay
+from .stream import StoreView
 
 
 @dataclass(frozen=True)
-class Split:
+class ParameterSplit:
     """A parameter as a sum, in float64: what is left of the beginning, and what each group put into it."""
 
     initial: Float[Tensor, "..."]
@@ -31,10 +31,10 @@ class Split:
         return self.initial + self.groups.sum(0)
 
 
-def split(
-    store: Store, view: View, names: Iterable[str], *, group_of: GroupOf | None = None, groups: int = 1,
-    watch: Watch | None = None,
-) -> dict[str, Split]:  # fmt: skip
+def split_by_group(
+    store: Store, view: StoreView, names: Iterable[str], *, group_of: SlotGroups | None = None, groups: int = 1,
+    watch: OnProgress | None = None,
+) -> dict[str, ParameterSplit]:  # fmt: skip
     """Split some explained parameters at the horizon, by groups of the slots that are shown (one group: all)."""
     wanted = list(names)
     booked = [name for name in wanted if store.parameters[name].kind == "ledger"]
@@ -45,24 +45,24 @@ def split(
         if view.horizon and any(name in found for name in layer.parameters):
             sums = layer_sums(store, layer, view.horizon, group_of=group_of, groups=groups)
             sums = {name: term for name, term in sums.items() if name in found}
-            add_up(store, layer.name, view, list(sums.values()), watch)
+            parameter_sum(store, layer.name, view, list(sums.values()), watch)
             for name, term in sums.items():
                 before = found[name]
                 total = before.groups + term.as_parameter(store.parameters[name].shape)
-                found[name] = Split(before.initial, total)
+                found[name] = ParameterSplit(before.initial, total)
     for name, parts in replay(store, shaped, view, group_of=group_of, groups=groups, watch=watch).items():
-        found[name] = Split(parts.initial, parts.groups)
+        found[name] = ParameterSplit(parts.initial, parts.groups)
     if booked:
-        found |= from_ledger(store, view, booked, group_of, groups)
+        found |= split_from_ledger(store, view, booked, group_of, groups)
     return {name: found[name] for name in wanted}
 
 
-def from_ledger(
-    store: Store, view: View, names: Iterable[str], group_of: GroupOf | None, groups: int
-) -> dict[str, Split]:
+def split_from_ledger(
+    store: Store, view: StoreView, names: Iterable[str], group_of: SlotGroups | None, groups: int
+) -> dict[str, ParameterSplit]:
     """Parameters that a ledger explains, if the groups that are asked for are made of the ledger's own."""
     if not view.horizon:
-        return {name: Split(store.initial(name).double(), _zeros(store, name, groups)) for name in names}
+        return {name: ParameterSplit(store.initial(name).double(), _zeros(store, name, groups)) for name in names}
     state = store.ledger_state(view.horizon)
     place = _places(store, view, state, group_of)
     out = {}
@@ -71,11 +71,11 @@ def from_ledger(
         for i, group in enumerate(place):
             if group >= 0:
                 total[group] += parts[1 + i]
-        out[name] = Split(parts[0], total)
+        out[name] = ParameterSplit(parts[0], total)
     return out
 
 
-def _places(store: Store, view: View, state: LedgerState, group_of: GroupOf | None) -> list[int]:
+def _places(store: Store, view: StoreView, state: LedgerState, group_of: SlotGroups | None) -> list[int]:
     """For each group of a ledger the group that it is asked for as; −1 where it is masked."""
     visits = store.visits
     own = visits[state.column].to_pylist() if state.column in visits.column_names else []
@@ -94,7 +94,7 @@ def _places(store: Store, view: View, state: LedgerState, group_of: GroupOf | No
     return [some.pop() if some else -1 for some in found]
 
 
-def _asked(group_of: GroupOf, visits: int) -> np.ndarray:
+def _asked(group_of: SlotGroups, visits: int) -> np.ndarray:
     of_visit = getattr(group_of, "of_visit", None)
     if of_visit is None:
         raise QueryError("a ledger knows groups of visits alone, and nothing of the time at which they came.")
@@ -105,6 +105,6 @@ def _zeros(store: Store, name: str, groups: int) -> Tensor:
     return torch.zeros(groups, *store.parameters[name].shape, dtype=torch.float64)
 
 
-def _nothing(store: Store, view: View, name: str, groups: int) -> Split:
+def _nothing(store: Store, view: StoreView, name: str, groups: int) -> ParameterSplit:
     initial = initial_part(store, name, view.horizon)
-    return Split(initial, initial.new_zeros(groups, *initial.shape))
+    return ParameterSplit(initial, initial.new_zeros(groups, *initial.shape))

@@ -20,7 +20,7 @@ STRETCH = 256
 """Slots whose best score is looked at first."""
 
 
-class Best:
+class TopSlots:
     """The exact k best slots of every example. Equal scores keep the order of training: the earlier slot first."""
 
     def __init__(self, k: int, examples: int, score: Score, order: Order) -> None:
@@ -106,14 +106,14 @@ class Best:
         self.key[rows], self.slot[rows], self.found[rows] = value[best], slot[best], score[best]
 
 
-class BestOfGroups:
+class TopSlotsByGroup:
     """The exact k best slots of every example in each group. ``group_of`` gives the group of each slot of a block."""
 
     def __init__(
         self, groups: int, k: int, examples: int, score: Score, order: Order,
         group_of: Callable[[Block], Int[np.ndarray, " m"]],
     ) -> None:  # fmt: skip
-        self.best = [Best(k, examples, score, order) for _ in range(groups)]
+        self.best = [TopSlots(k, examples, score, order) for _ in range(groups)]
         self.group_of = group_of
         self.score: Score = score
 

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dualform.progress import Watch
-from dualform.store import Block, Store, parts_of
+from dualform.progress import OnProgress
+from dualform.store import Block, Store, split_by_parameter
 from dualform.types import LayerInfo, Score
 
-from .stream import Slots, View, stream
+from .stream import DecodedSlots, StoreView, stream
 
 QUERY_ROWS = 1024
 """Query rows that are multiplied with a block at a time."""
@@ -27,7 +27,7 @@ ENTRIES = 1 << 21
 
 
 @dataclass(frozen=True)
-class Queries:
+class LayerQueries:
     """What is asked of one layer.
 
     ``rows`` are the layer's inputs q, example by example, ``per_example`` rows each (tokens, or several calls);
@@ -42,12 +42,14 @@ class Queries:
     def __len__(self) -> int:
         return self.rows.shape[0] // self.per_example
 
-    def split(self) -> Iterator["Queries"]:
+    def split(self) -> Iterator["LayerQueries"]:
         """The same queries, some examples at a time."""
         size = max(1, QUERY_ROWS // self.per_example) * self.per_example
         for begin in range(0, self.rows.shape[0], size):
             cut = slice(begin, begin + size)
-            yield Queries(self.rows[cut], None if self.directions is None else self.directions[cut], self.per_example)
+            yield LayerQueries(
+                self.rows[cut], None if self.directions is None else self.directions[cut], self.per_example
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +119,8 @@ class Reduction(Protocol):
 
 
 def scan(
-    store: Store, layer: str, view: View, queries: Queries, reductions: Sequence[Reduction], *,
-    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: Watch | None = None,
+    store: Store, layer: str, view: StoreView, queries: LayerQueries, reductions: Sequence[Reduction], *,
+    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
 ) -> None:  # fmt: skip
     """Show every slot of the view to every reduction. Contributions need ``of_step``, the coefficients of each piece
     of the layer.
@@ -127,7 +129,7 @@ def scan(
     parts = list(queries.split())
     rows = len(parts[0].rows)
     width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
-    room = Room(store.layer(layer)[0], rows, width, store.compute, of_step if pulls else None)
+    room = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if pulls else None)
     for slots in stream(store, layer, view, errors=pulls, watch=watch):
         if not room.fits(slots):
             room.reduce(parts[0], 0, reductions)
@@ -150,7 +152,7 @@ def weights_of(
     return same if out is None else out.copy_(same)
 
 
-class Room:
+class ScanBuffer:
     """Where products with blocks lie side by side until there are enough of them to be worth a reduction.
 
     ``of_step`` are the coefficients of the layer's pieces if contributions are asked for.
@@ -167,11 +169,11 @@ class Room:
         self.blocks: list[Block] = []
         self.used = 0
 
-    def fits(self, slots: Slots) -> bool:
+    def fits(self, slots: DecodedSlots) -> bool:
         """Whether there is room for these slots too."""
         return self.used + len(slots.ids) <= self.raw.shape[1]
 
-    def take(self, slots: Slots, queries: Queries) -> None:
+    def take(self, slots: DecodedSlots, queries: LayerQueries) -> None:
         """Multiply some slots with the queries."""
         place = slice(self.used, self.used + len(slots.ids))
         raw = self.raw[: len(queries.rows), place]
@@ -185,7 +187,7 @@ class Room:
         self.blocks.append(slots.block)
         self.used = place.stop
 
-    def _pull(self, slots: Slots, rows: Tensor, directions: Tensor, pull: Float[Tensor, "r m"]) -> None:
+    def _pull(self, slots: DecodedSlots, rows: Tensor, directions: Tensor, pull: Float[Tensor, "r m"]) -> None:
         """What each slot contributes to the target, where several pieces or parts of the layer are added up."""
         assert slots.errors is not None and self.of_step is not None
         if len(self.of_step) == 1 and self.layer.parts == 1:
@@ -196,11 +198,11 @@ class Room:
             value = slots.values(of_piece)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale
-            for k, e in parts_of(self.layer):
+            for k, e in split_by_parameter(self.layer):
                 some = slice(k.start + piece.begin, k.start + piece.end)
                 pull += (rows[:, some] @ slots.keys[:, some].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
 
-    def reduce(self, queries: Queries, first: int, reductions: Sequence[Reduction]) -> None:
+    def reduce(self, queries: LayerQueries, first: int, reductions: Sequence[Reduction]) -> None:
         """Show what is here to the reductions, and make room."""
         if not self.used:
             return

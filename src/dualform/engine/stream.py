@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dualform.progress import Watch
+from dualform.progress import OnProgress
 from dualform.store import Block, Store
 
 
 @dataclass(frozen=True)
-class View:
+class StoreView:
     """What of a memory is read: up to which step, and which visits
     (None: all; slots of unknown visits always count).
     """
@@ -28,7 +28,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Slots:
+class DecodedSlots:
     """Some slots of a layer, ready to compute with. The tensors are only good until the next block comes."""
 
     block: Block
@@ -44,11 +44,11 @@ class Slots:
         """Whether each slot comes from one of these modules of its layer."""
         return np.isin(self.block.calls.module[self.block.call], which)
 
-    def take(self, rows: Int[np.ndarray, " k"]) -> "Slots":
+    def take(self, rows: Int[np.ndarray, " k"]) -> "DecodedSlots":
         """Some of them."""
         index = torch.from_numpy(rows)
         errors = None if self.errors is None else self.errors[index]
-        return Slots(self.block.take(rows), self.keys[index], errors)
+        return DecodedSlots(self.block.take(rows), self.keys[index], errors)
 
     def factors(self, parameter: str) -> Float[Tensor, " m"]:
         """What the error of each slot is multiplied with in the gradient of a parameter, with its power of two."""
@@ -67,7 +67,9 @@ class Slots:
         return value if self.block.error_scale is None else value.mul_(self.block.error_scale)
 
 
-def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch | None = None) -> Iterator[Slots]:
+def stream(
+    store: Store, layer: str, view: StoreView, *, errors: bool, watch: OnProgress | None = None
+) -> Iterator[DecodedSlots]:
     """The slots of a layer that the view shows, block by block, in the order of training."""
     info, _ = store.layer(layer)
     whole = view.visible is None and view.horizon >= store.steps
@@ -80,7 +82,7 @@ def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch |
         if shown is not None:
             block = block.take(shown)
         if len(block.slots):
-            yield Slots(
+            yield DecodedSlots(
                 block,
                 _decode(block.keys, key_buffer),
                 None if block.errors is None else _decode(block.errors, error_buffer),
@@ -89,12 +91,12 @@ def stream(store: Store, layer: str, view: View, *, errors: bool, watch: Watch |
             watch(count)
 
 
-def decoded(block: Block, dtype: torch.dtype) -> Slots:
+def decoded(block: Block, dtype: torch.dtype) -> DecodedSlots:
     """A block, ready to compute with."""
-    return Slots(block, block.keys.to(dtype), None if block.errors is None else block.errors.to(dtype))
+    return DecodedSlots(block, block.keys.to(dtype), None if block.errors is None else block.errors.to(dtype))
 
 
-def _shown(block: Block, view: View) -> np.ndarray | None:
+def _shown(block: Block, view: StoreView) -> np.ndarray | None:
     shown = block.steps <= view.horizon
     if view.visible is not None:
         shown &= np.append(view.visible, True)[block.visits]  # −1, not known, looks at the last entry

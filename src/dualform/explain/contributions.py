@@ -8,26 +8,35 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.engine import Queries, Split, View, fit, initial_part, key_sums, split, summed_weights
+from dualform.engine import (
+    LayerQueries,
+    ParameterSplit,
+    StoreView,
+    initial_part,
+    key_sums,
+    split_by_group,
+    summed_weights,
+    sums_fit_in_memory,
+)
 from dualform.errors import QueryError
-from dualform.progress import Watch
-from dualform.store import Store, matrix_of
+from dualform.progress import OnProgress
+from dualform.store import Store, assemble_matrix
 from dualform.types import LayerInfo
 
 from .answers import Groups
-from .groups import GroupOf, PlaceOf, group_slots
+from .groups import GroupAndPosition, GroupOfSlot, group_slots
 from .ledger import LARGEST
 from .query.capture import apply
-from .query.layer_queries import Asked
+from .query.layer_queries import LayerQuestion
 
 A_GROUP = 4e6
 """Products that would take as long as what each group of a ledger costs besides."""
 
 
-def group_parts(store: Store, asked: Asked, column: str, places: bool) -> GroupOf:
+def group_parts(store: Store, asked: LayerQuestion, column: str, places: bool) -> GroupOfSlot:
     """The groups of a column, for all layers that feed the weight or the bias: a bias can be shared."""
     if places:
-        return PlaceOf.in_layer(store, asked.info.name, column)
+        return GroupAndPosition.in_layer(store, asked.info.name, column)
     biases = set(asked.module.biases)
     feeding = [
         layer.name for layer in store.manifest.layers if layer.name == asked.info.name or biases & set(layer.biases)
@@ -35,13 +44,13 @@ def group_parts(store: Store, asked: Asked, column: str, places: bool) -> GroupO
     return group_slots(store, feeding, column)
 
 
-def parts_of(
+def output_parts(
     store: Store,
-    view: View,
-    asked: Asked,
-    queries: Queries,
+    view: StoreView,
+    asked: LayerQuestion,
+    queries: LayerQueries,
     column: str,
-    groups: GroupOf,
+    groups: GroupOfSlot,
     values: Float[Tensor, "n G"],
 ) -> Groups:
     """The sums of a score over groups; for contributions with all else that the whole is made of."""
@@ -51,7 +60,7 @@ def parts_of(
     assert queries.directions is not None
     n, directions = len(queries), queries.directions.double()
     parts = {name: initial_weight(store, view, name, column, groups) for name in asked.info.weights}
-    initial = (directions * apply(asked.info, matrix_of(asked.info, parts), queries.rows.double())).sum(1)
+    initial = (directions * apply(asked.info, assemble_matrix(asked.info, parts), queries.rows.double())).sum(1)
     initial = initial.unflatten(0, (n, -1)).sum(1)
     pull = directions.unflatten(0, (n, -1)).sum(1)
     bias = torch.zeros_like(values)
@@ -65,25 +74,25 @@ def parts_of(
 
 def without_scan(
     store: Store,
-    view: View,
-    asked: Asked,
-    queries: Queries,
+    view: StoreView,
+    asked: LayerQuestion,
+    queries: LayerQueries,
     column: str,
-    groups: GroupOf,
+    groups: GroupOfSlot,
     alone: bool,
-    watch: Watch | None,
+    watch: OnProgress | None,
 ) -> Float[Tensor, "n G"] | None:
     """The sums of a score over groups where no scan is needed; None where it is, or where it comes anyway as sums are
     not asked for ``alone``.
     """
     if asked.score != "contribution":
         return sums_of_weights(store, view, asked, queries, column, groups, watch) if alone else None
-    if not through_ledger(store, asked.info, len(queries), groups, alone):
+    if not prefers_parameter_sums(store, asked.info, len(queries), groups, alone):
         return None
-    return from_ledger(store, view, asked, queries, column, groups, watch)
+    return bias_parts_from_ledger(store, view, asked, queries, column, groups, watch)
 
 
-def through_ledger(store: Store, info: LayerInfo, queries: int, groups: GroupOf, alone: bool) -> bool:
+def prefers_parameter_sums(store: Store, info: LayerInfo, queries: int, groups: GroupOfSlot, alone: bool) -> bool:
     """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
     that is less work than a scan or a sweep for them ``alone``.
     """
@@ -92,7 +101,7 @@ def through_ledger(store: Store, info: LayerInfo, queries: int, groups: GroupOf,
     weights = sum(store.parameters[name].size for name in info.weights)
     if not alone or 8 * len(groups.names) * weights > LARGEST:
         return False
-    if is_shaped(store, info):
+    if is_preconditioned(store, info):
         return queries > 1
     slots = store.slots(info.name)
     by_ledger = slots * weights + A_GROUP * len(groups.names)
@@ -104,18 +113,24 @@ def is_shared(store: Store, info: LayerInfo) -> bool:
     return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
 
 
-def is_shaped(store: Store, info: LayerInfo) -> bool:
+def is_preconditioned(store: Store, info: LayerInfo) -> bool:
     """Whether a preconditioned rule explains the weights of a layer."""
     return any(store.shaped(name) for name in info.weights)
 
 
 def sums_of_weights(
-    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, watch: Watch | None
+    store: Store,
+    view: StoreView,
+    asked: LayerQuestion,
+    queries: LayerQueries,
+    column: str,
+    groups: GroupOfSlot,
+    watch: OnProgress | None,
 ) -> Float[Tensor, "n G"] | None:
     """Σα or Σ|α| of each group, through the sums of the groups' keys; None where that cannot be. The sums are kept."""
     layer, signed = asked.info.name, asked.score == "weight"
     positive = asked.info.indexed or bool((queries.rows >= 0).all())
-    if not fit(store, layer, len(groups.names)) or not (signed or positive):
+    if not sums_fit_in_memory(store, layer, len(groups.names)) or not (signed or positive):
         return None
     sums = store.kept(
         ("keys", layer, column, groups.names, view.key, signed),
@@ -124,46 +139,57 @@ def sums_of_weights(
     return None if sums is None else summed_weights(queries, sums, indexed=asked.info.indexed)
 
 
-def from_ledger(
-    store: Store, view: View, asked: Asked, queries: Queries, column: str, groups: GroupOf, watch: Watch | None
+def bias_parts_from_ledger(
+    store: Store,
+    view: StoreView,
+    asked: LayerQuestion,
+    queries: LayerQueries,
+    column: str,
+    groups: GroupOfSlot,
+    watch: OnProgress | None,
 ) -> Float[Tensor, "n G"]:
     """The contribution of each group through its part of the weights."""
     assert queries.directions is not None
     parts = kept_split(store, view, asked.info.weights, column, groups, watch)
     rows, directions, found = queries.rows.double(), queries.directions.double(), []
     for i in range(len(groups.names)):
-        matrix = matrix_of(asked.info, {name: part.groups[i] for name, part in parts.items()})
+        matrix = assemble_matrix(asked.info, {name: part.groups[i] for name, part in parts.items()})
         found.append((directions * apply(asked.info, matrix, rows)).sum(1).unflatten(0, (len(queries), -1)).sum(1))
     return torch.stack(found, 1)
 
 
-def initial_weight(store: Store, view: View, name: str, column: str, groups: GroupOf) -> Float[Tensor, "..."]:
+def initial_weight(store: Store, view: StoreView, name: str, column: str, groups: GroupOfSlot) -> Float[Tensor, "..."]:
     """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
     if store.parameters[name].by_slots and not store.shaped(name):
         return initial_part(store, name, view.horizon)
     if _split_key(name, column, groups, view) not in store.kept and store.shaped(name):
         column, groups = (
             "",
-            GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64)),
+            GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64)),
         )  # it is the same for all groups
     return kept_split(store, view, [name], column, groups)[name].initial
 
 
-def bias_parts(store: Store, view: View, bias: str, column: str, groups: GroupOf) -> Split:
+def bias_parts(store: Store, view: StoreView, bias: str, column: str, groups: GroupOfSlot) -> ParameterSplit:
     """What was left of the first bias, and what each group put into it."""
     if store.parameters[bias].kind == "rest":
         now = store.snapshot(bias, view.horizon).double()
-        return Split(now, torch.zeros(len(groups.names), len(now), dtype=torch.float64))
+        return ParameterSplit(now, torch.zeros(len(groups.names), len(now), dtype=torch.float64))
     return kept_split(store, view, [bias], column, groups)[bias]
 
 
-def _split_key(name: str, column: str, groups: GroupOf, view: View) -> tuple:
+def _split_key(name: str, column: str, groups: GroupOfSlot, view: StoreView) -> tuple:
     return "split", name, column, groups.names, view.key
 
 
 def kept_split(
-    store: Store, view: View, names: Sequence[str], column: str, groups: GroupOf, watch: Watch | None = None
-) -> dict[str, Split]:
+    store: Store,
+    view: StoreView,
+    names: Sequence[str],
+    column: str,
+    groups: GroupOfSlot,
+    watch: OnProgress | None = None,
+) -> dict[str, ParameterSplit]:
     """Parameters split by the groups of a column. Kept for the next question."""
     keys = {name: _split_key(name, column, groups, view) for name in names}
     size = 8 * len(groups.names) * sum(store.parameters[name].size for name in names)
@@ -173,8 +199,8 @@ def kept_split(
             f"({size / 2**30:.1f} GiB). Choose a coarser column."
         )
     missing = [name for name, key in keys.items() if key not in store.kept]
-    found = split(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
-    again = partial(split, store, view, group_of=groups, groups=len(groups.names), watch=watch)
+    found = split_by_group(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
+    again = partial(split_by_group, store, view, group_of=groups, groups=len(groups.names), watch=watch)
     return {
         name: store.kept(key, lambda name=name: found.get(name) or again(names=[name])[name])
         for name, key in keys.items()

@@ -14,14 +14,14 @@ from dualform.store import Block, Store
 
 
 @dataclass(frozen=True)
-class GroupOf:
+class GroupOfSlot:
     """The group of each slot, through its visit. The last entry is for visits that are not known."""
 
     names: tuple[Any, ...]
     of_visit: Int[np.ndarray, " V1"]
 
     @classmethod
-    def of_visits(cls, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOf":
+    def of_visits(cls, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOfSlot":
         """Groups by the number that each visit has; unknown visits are in the last group."""
         return cls(names, np.append(ids, len(names) - 1))
 
@@ -31,13 +31,13 @@ class GroupOf:
 
 
 @dataclass(frozen=True)
-class PlaceOf(GroupOf):
+class GroupAndPosition(GroupOfSlot):
     """The group of each slot and its position in the example: names are (group, position)."""
 
     positions: int
 
     @classmethod
-    def in_layer(cls, store: Store, layer: str, column: str) -> "PlaceOf":
+    def in_layer(cls, store: Store, layer: str, column: str) -> "GroupAndPosition":
         """Those of a layer."""
         groups, calls = group_slots(store, [layer], column), store.calls(layer)
         positions = int((calls.rows // calls.batch).max(initial=1))
@@ -52,7 +52,7 @@ class PlaceOf(GroupOf):
 class Stretches:
     """The stretch of training time of each slot (times its group)."""
 
-    def __init__(self, horizon: int, stretches: int, groups: GroupOf) -> None:
+    def __init__(self, horizon: int, stretches: int, groups: GroupOfSlot) -> None:
         self.groups, self.names = groups, groups.names
         edges = stretch_edges(horizon, stretches)
         self.edges, self._edges = torch.from_numpy(edges), edges
@@ -69,14 +69,14 @@ def stretch_edges(steps: int, stretches: int) -> Int[np.ndarray, " s1"]:
     return np.unique(np.round(np.linspace(0, steps, min(stretches, max(1, steps)) + 1)).astype(np.int64))
 
 
-def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOf:
+def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOfSlot:
     """The groups of a column (None: all in one). Slots of these layers whose value is not known are a group None."""
     if column is None:
-        return GroupOf(("all",), np.zeros(len(store.visits) + 1, np.int64))
+        return GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64))
     names, ids = groups_of(store, column)
     if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers if store.slots(layer)):
         names = (*names, None)
-    return GroupOf.of_visits(names, ids)
+    return GroupOfSlot.of_visits(names, ids)
 
 
 def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

@@ -7,32 +7,32 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.engine import Best, Queries, View, coefficients
-from dualform.store import Store, parts_of
+from dualform.engine import LayerQueries, StoreView, TopSlots, coefficients
+from dualform.store import Store, split_by_parameter
 from dualform.types import LayerInfo
 
 from .answers import Hits
-from .query.layer_queries import Asked
+from .query.layer_queries import LayerQuestion
 
 
-def hits_of(store: Store, view: View, asked: Asked, queries: Queries, best: Best) -> Hits:
+def hits_of(store: Store, view: StoreView, asked: LayerQuestion, queries: LayerQueries, best: TopSlots) -> Hits:
     """The best slots of each query, with all that is known of them."""
     calls, found = store.calls(asked.info.name), best.slot.numpy()
     n = len(found)
     slots = found[:, (found >= 0).all(0)]
     flat = slots.reshape(-1)
-    weight, contribution = weigh(store, view, asked.info, queries, slots)
+    weight, contribution = weigh_slots(store, view, asked.info, queries, slots)
     if asked.score == "contribution":
         contribution = best.found[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
-    columns = columns_of(store, visits)
+    columns = visit_columns(store, visits)
     return Hits(
         asked.module.name, asked.score, asked.target, _shaped(slots, n), _shaped(calls.step[calls.of(flat)], n),
         _shaped(calls.positions_of(flat), n), _shaped(visits, n), weight, contribution, columns,
     )  # fmt: skip
 
 
-def columns_of(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
+def visit_columns(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
     """The columns of some visits; null where a visit is not known."""
     if not len(store.visits):
         return store.visits.slice(0, 0)
@@ -46,8 +46,8 @@ def columns_of(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
     })  # fmt: skip
 
 
-def weigh(
-    store: Store, view: View, info: LayerInfo, queries: Queries, slots: Int[np.ndarray, "n k"]
+def weigh_slots(
+    store: Store, view: StoreView, info: LayerInfo, queries: LayerQueries, slots: Int[np.ndarray, "n k"]
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
     """Weight and contribution of a few slots, read one by one; the contribution is NaN where none is known."""
     n, k = slots.shape
@@ -66,7 +66,7 @@ def weigh(
     for piece in info.pieces:
         of_step = coefficients(store, piece.parameter, view.horizon).of_step
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
-        for a, e in parts_of(info):
+        for a, e in split_by_parameter(info):
             some = slice(a.start + piece.begin, a.start + piece.end)
             alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., some], keys[..., some])
             pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])

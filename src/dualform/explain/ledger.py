@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.engine import View
+from dualform.engine import StoreView
 from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.store import Store
 
-from .groups import GroupOf, given_groups, groups_of
-from .weights import Book, explained, split_by
+from .groups import GroupOfSlot, given_groups, groups_of
+from .weights import LedgerParts, explained, split_by
 
 LARGEST = 4 << 30
 """Bytes that a ledger may take."""
@@ -32,7 +32,7 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
 
     def __getitem__(self, group: Any) -> Mapping[str, Tensor]:
         if group not in self.groups:
-            raise QueryError(f"no group {group!r} in column '{self.column}': there are {some_of(self.groups)}.")
+            raise QueryError(f"no group {group!r} in column '{self.column}': there are {first_names(self.groups)}.")
         return self.groups[group]
 
     def __contains__(self, group: object) -> bool:
@@ -49,7 +49,7 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
         return torch.stack([self.initial[parameter], *(parts[parameter] for parts in self.groups.values())]).sum(0)
 
 
-def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress: Progress) -> Ledger:
+def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], progress: Progress) -> Ledger:
     """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
     names, ids = groups_of(store, column) if isinstance(column, str) else given_groups(store, column)
     column = column if isinstance(column, str) else "group"
@@ -58,7 +58,7 @@ def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress:
             "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "
             "part of them belongs to a group. Record with keep='slots' and an optimiser that has a rule."
         )
-    groups = GroupOf.of_visits((*names, None), ids)
+    groups = GroupOfSlot.of_visits((*names, None), ids)
     size = 8 * len(groups.names) * sum(math.prod(store.parameters[name].shape) for name in explained(store))
     if size > LARGEST:
         raise QueryError(
@@ -66,10 +66,10 @@ def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress:
             f"Choose a coarser column, or ask spot.by({column!r}, …) about single queries."
         )
 
-    def make() -> Book:
+    def make() -> LedgerParts:
         visits = np.flatnonzero(store.visits["step"].to_numpy() <= view.horizon)
         parts = split_by(store, view, explained(store), progress, group_of=groups, groups=len(groups.names))
-        return Book(view.horizon, visits, groups.of_visit[visits], parts)
+        return LedgerParts(view.horizon, visits, groups.of_visit[visits], parts)
 
     kind = "ledger" if view.visible is None else "ledger of a part"
     parts = store.kept((kind, view.key, groups.of_visit.tobytes()), make).parts
@@ -84,7 +84,7 @@ def make_ledger(store: Store, view: View, column: str | Iterable[Any], progress:
     )  # fmt: skip
 
 
-def some_of(names: Iterable[Any]) -> str:
+def first_names(names: Iterable[Any]) -> str:
     """The first few names, for a message."""
     known = list(names)
     return f"{known[:8]}{' …' if len(known) > 8 else ''}"

@@ -11,19 +11,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from dualform.engine import Agreement, View, certify, explained_layers
+from dualform.engine import Agreement, StoreView, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.progress import Progress, bar
 from dualform.rules import Rule
-from dualform.store import Store, normal_mode
+from dualform.store import Store, outside_inference_mode
 from dualform.types import Mark
 
 from .certificate import Certificate
 from .filters import Filter, matching, named
-from .ledger import Ledger, make_ledger, some_of
+from .ledger import Ledger, first_names, make_ledger
 from .model_identity import check_samples, foreign_frozen, is_network_of
-from .query.capture import run
-from .query.linear_functional import Along
+from .query.capture import run_model
+from .query.linear_functional import LinearFunctional
 from .query.model_shadow import shadow_of
 from .query.targets import Target
 from .spotlight import Spotlight
@@ -37,7 +37,7 @@ def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memo
     ``rules`` are those that were taught then, as far as they have a preconditioner.
     """
     store = Store(Path(path), rules=rules)
-    return Memory(store, View(store.steps))
+    return Memory(store, StoreView(store.steps))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Memory:
     """
 
     store: Store
-    view: View
+    view: StoreView
 
     # ------------------------------------------------------------------------------------------- what is in it
 
@@ -81,7 +81,7 @@ class Memory:
         """
         kept = self.store.manifest.certificate
         if kept is None or kept["step"] != self.step:
-            return replace(self, view=View(self.step)).check()
+            return replace(self, view=StoreView(self.step)).check()
         found = {name: Agreement(v["error"], v["floor"]) for name, v in kept["parameters"].items()}
         if missing := [name for name in explained(self.store) if name not in found]:
             found |= self._check_kept(missing)  # a killed recording, or one that ended with foreign weights
@@ -126,20 +126,20 @@ class Memory:
         self.store.need_steps()
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
-    def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> Along:
+    def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> LinearFunctional:
         """Turn the spotlight on ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
 
         What did each example, group or time put into it? ``memory.along("fc1", A).by("label", layer="fc1")``.
         """
         self.store.need_steps()
-        return Along(self, layer, A, a)
+        return LinearFunctional(self, layer, A, a)
 
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
         """What the network says with the memory's weights: at its step, and without what is masked."""
         self.fits(model)
         weights = self.held_weights(progress=progress)
-        with normal_mode(), torch.no_grad():
-            return run(shadow_of(model, weights), inputs)
+        with outside_inference_mode(), torch.no_grad():
+            return run_model(shadow_of(model, weights), inputs)
 
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
@@ -182,7 +182,7 @@ class Memory:
         self._see_that_masks_count()
         if name not in self.store.parameters:
             raise QueryError(
-                f"no parameter '{name}' in the memory at {self.path}: it has {some_of(self.store.parameters)}."
+                f"no parameter '{name}' in the memory at {self.path}: it has {first_names(self.store.parameters)}."
             )
         if name in explained(self.store):
             return one_parameter(self.store, self.view, name)
@@ -229,7 +229,7 @@ class Memory:
 
     def _check_kept(self, names: Iterable[str]) -> dict[str, Agreement]:
         """Compare what was kept of some parameters at this step: all of them, or a few entries."""
-        names, view = list(names), View(self.step)
+        names, view = list(names), StoreView(self.step)
         if not self.store.weights_kept_at(self.step):
             return check_samples(self.store, view, names)
         return certify(self.store, view, {name: self.store.snapshot(name, self.step) for name in names}, only=names)

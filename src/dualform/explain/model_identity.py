@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from dualform.engine import (
     Agreement,
-    View,
+    StoreView,
     agreement,
-    entries,
+    count_moves,
     explained_layers,
     initial_part,
-    moves,
+    parameter_entries,
+    preconditioned_parameters,
     rounding,
-    shaped_parameters,
-    split,
+    split_by_group,
 )
 from dualform.record import hexadecimal
-from dualform.store import Store, sampled, samples_at
+from dualform.store import Store, entry_samples_at, sampled_entries
 from dualform.types import LayerInfo
 
 from .weights import one_parameter
@@ -39,7 +39,7 @@ def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
         kept = store.initial(name) if step == 0 else store.kept_at(name, step)
         if kept is None or not _same(tensors[name], kept):
             return False
-    found = [sampled(tensors[name]).of(tensors[name]) for name in names]
+    found = [sampled_entries(tensors[name]).of(tensors[name]) for name in names]
     if found != _samples(store, names, step):
         return False
     if foreign_frozen(store, step, model):
@@ -63,18 +63,18 @@ def foreign_frozen(store: Store, step: int, model: nn.Module) -> str | None:
     return None
 
 
-def check_samples(store: Store, view: View, only: Sequence[str] | None = None) -> dict[str, Agreement]:
+def check_samples(store: Store, view: StoreView, only: Sequence[str] | None = None) -> dict[str, Agreement]:
     """Compare the entries that were kept at a step with those that the memory rebuilds, of all parameters or some."""
     found = {}
     wanted = list(store.parameters) if only is None else only
-    shaped = split(store, view, [name for name in shaped_parameters(store) if name in wanted])
+    shaped = split_by_group(store, view, [name for name in preconditioned_parameters(store) if name in wanted])
     for layer in explained_layers(store):
         for name in layer.parameters:
             if name in found or name not in wanted or not store.parameters[name].by_slots:
                 continue
             initial = store.initial(name)
-            which = sampled(initial).index
-            kept = bytearray(samples_at(store, name, view.horizon)[0])
+            which = sampled_entries(initial).index
+            kept = bytearray(entry_samples_at(store, name, view.horizon)[0])
             actual = torch.frombuffer(kept, dtype=initial.dtype)
             first = initial.reshape(-1)[which].double()
             if name in shaped:
@@ -82,23 +82,23 @@ def check_samples(store: Store, view: View, only: Sequence[str] | None = None) -
             else:
                 built = _entries(store, layer, name, view, which.numpy())
             eps = rounding(store, view, name, initial.dtype)
-            found[name] = agreement(actual, first, built, moves(store, view, name), eps)
+            found[name] = agreement(actual, first, built, count_moves(store, view, name), eps)
     return found
 
 
 def _entries(
-    store: Store, layer: LayerInfo, name: str, view: View, which: Int[np.ndarray, " k"]
+    store: Store, layer: LayerInfo, name: str, view: StoreView, which: Int[np.ndarray, " k"]
 ) -> Float[Tensor, " k"]:
     """Some entries of a parameter, rebuilt. Of a weight no others are computed."""
     alone = sum(name in other.parameters for other in store.manifest.layers) == 1
     if name not in layer.weights or not alone:
         return one_parameter(store, view, name).reshape(-1)[torch.from_numpy(which)]
     start = initial_part(store, name, view.horizon).reshape(-1)[torch.from_numpy(which)]
-    return start + entries(store, layer, name, view, which)
+    return start + parameter_entries(store, layer, name, view, which)
 
 
 def _samples(store: Store, names: Sequence[str], step: int) -> list[bytes]:
-    return [samples_at(store, name, step)[0] for name in names]
+    return [entry_samples_at(store, name, step)[0] for name in names]
 
 
 def _same(tensor: Tensor, kept: Tensor) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dualform.errors import QueryError
 
-from .contributions import is_shaped
+from .contributions import is_preconditioned
 from .query.targets import examples_first, logits_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ QUERIES, EXAMPLES, SLOTS = 8, 4, 2_000_000
 """Queries that are shown, training examples of each, and slots that are looked through for that."""
 
 
-def as_html(spot: "Spotlight") -> str:
+def spotlight_html(spot: "Spotlight") -> str:
     """A table: one line a query. Where looking for examples would take long, it says how to ask for them."""
     memory, layer = spot.memory, spot.memory.layers[-1]
     head = (
@@ -23,7 +23,9 @@ def as_html(spot: "Spotlight") -> str:
     )
     says = _says(spot)
     info, _ = memory.store.layer(layer)
-    quick = info.keep == "slots" and not is_shaped(memory.store, info) and memory.store.slots(info.name) <= SLOTS
+    quick = (
+        info.keep == "slots" and not is_preconditioned(memory.store, info) and memory.store.slots(info.name) <= SLOTS
+    )
     if not quick:
         ask = f"<code>spot.top(10, layer={escape(repr(layer))})</code>"
         lines = [f"<tr><td>{i}</td><td>{escape(text)}</td></tr>" for i, text in enumerate(says)]

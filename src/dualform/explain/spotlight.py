@@ -11,29 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from dualform.engine import (
-    Best,
-    BestOfGroups,
     GroupSums,
+    TopSlots,
+    TopSlotsByGroup,
     coefficients,
     dual_output,
     initial_part,
     scan,
     scan_backwards,
-    split,
+    split_by_group,
 )
 from dualform.errors import QueryError
 from dualform.progress import Progress, bar
-from dualform.store import matrix_of
+from dualform.store import assemble_matrix
 from dualform.types import LayerInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
-from .contributions import group_parts, is_shaped, is_shared, parts_of, without_scan
+from .contributions import group_parts, is_preconditioned, is_shared, output_parts, without_scan
 from .groups import Stretches, group_slots
 from .hits import hits_of
-from .notebook import as_html
+from .notebook import spotlight_html
 from .query.capture import Capture, apply, capture
 from .query.example_axis import first_axis
-from .query.layer_queries import Asked
+from .query.layer_queries import LayerQuestion
 from .query.targets import Target, target_key
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ STRETCHES = 50
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScanAnswers:
     """Several answers from one pass over the slots."""
 
     hits: Hits | None
@@ -78,7 +78,7 @@ class Spotlight:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self)
+        return spotlight_html(self)
 
     @property
     def prediction(self) -> Any:
@@ -171,7 +171,7 @@ class Spotlight:
         self, layer: str | int, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
         timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
         position: int | None = None, places: bool = False, progress: Progress = True,
-    ) -> Answer:  # fmt: skip
+    ) -> ScanAnswers:  # fmt: skip
         """Several questions in one pass: the ``top`` slots (of each group of ``top_by``), sums ``by`` columns, a
         ``timeline`` of so many stretches.
         """
@@ -188,12 +188,12 @@ class Spotlight:
             )
         if places and score == "contribution":
             raise QueryError("places=True is for weights α: say score='abs' or score='weight'.")
-        asked = Asked(info, module, score, position, self._capture(target))
+        asked = LayerQuestion(info, module, score, position, self._capture(target))
         queries = asked.queries(store.compute)
         k = min(top, max(1, store.slots(info.name)))
-        best = Best(k, len(queries), score, order) if top and top_by is None else None
+        best = TopSlots(k, len(queries), score, order) if top and top_by is None else None
         of = group_slots(store, [info.name], top_by) if top and top_by is not None else None
-        bests = BestOfGroups(len(of.names), k, len(queries), score, order, of) if of else None
+        bests = TopSlotsByGroup(len(of.names), k, len(queries), score, order, of) if of else None
         columns = (by,) if isinstance(by, str) else tuple(by)
         groups = {column: group_parts(store, asked, column, places) for column in columns}
         over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
@@ -206,14 +206,14 @@ class Spotlight:
             reductions = [each for each in (best, bests, *sums.values(), times) if each is not None]
             if not reductions:
                 pass
-            elif score == "contribution" and is_shaped(store, info):
+            elif score == "contribution" and is_preconditioned(store, info):
                 scan_backwards(store, info.name, view, queries, reductions, watch)
             else:
                 scan(store, info.name, view, queries, reductions, of_step=self._of_step(info, score), watch=watch)
         values = known | {column: each.total for column, each in sums.items()}
-        return Answer(
+        return ScanAnswers(
             hits_of(store, view, asked, queries, best) if best else None,
-            {c: parts_of(store, view, asked, queries, c, g, values[c]) for c, g in groups.items()},
+            {c: output_parts(store, view, asked, queries, c, g, values[c]) for c, g in groups.items()},
             _timeline(asked, timeline_by, over, times) if over and times else None,
             {name: hits_of(store, view, asked, queries, b) for name, b in zip(of.names, bests.best, strict=True)}
             if of and bests
@@ -229,15 +229,15 @@ class Spotlight:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
-            if is_shaped(store, info) or is_shared(store, info) or info.booked:
-                parts = split(store, view, info.weights, watch=watch)
-                out = apply(info, matrix_of(info, {name: part.total for name, part in parts.items()}), rows)
+            if is_preconditioned(store, info) or is_shared(store, info) or info.booked:
+                parts = split_by_group(store, view, info.weights, watch=watch)
+                out = apply(info, assemble_matrix(info, {name: part.total for name, part in parts.items()}), rows)
             else:
                 of_step = self._of_step(info, "contribution")
                 assert of_step is not None
                 out = dual_output(store, info.name, view, rows.to(store.compute), of_step, watch)
                 start = {name: initial_part(store, name, view.horizon) for name in info.weights}
-                out += apply(info, matrix_of(info, start), rows)
+                out += apply(info, assemble_matrix(info, start), rows)
         for bias in module.biases:
             out += self.memory.parameter(bias)
         parts = out.to(seen.outputs[0].dtype).split([z.shape[:-1].numel() for z in seen.outputs])
@@ -277,7 +277,7 @@ class Spotlight:
         return capture(self.model, self.inputs, layers, self._weights, target, self.memory.store)
 
 
-def _timeline(asked: Asked, column: str | None, over: Stretches, times: GroupSums) -> Timeline:
+def _timeline(asked: LayerQuestion, column: str | None, over: Stretches, times: GroupSums) -> Timeline:
     values = times.total.unflatten(1, (len(over.names), -1))
     return Timeline(asked.module.name, asked.score, asked.target, column, over.names, over.edges, values)
 

@@ -8,18 +8,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.engine import View, coefficients, stream
+from dualform.engine import StoreView, coefficients, stream
 from dualform.errors import QueryError
-from dualform.progress import Watch
-from dualform.store import Store, parts_of
+from dualform.progress import OnProgress
+from dualform.store import Store, split_by_parameter
 
-from .contributions import is_shaped
+from .contributions import is_preconditioned
 
 
-def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None) -> Float[Tensor, " V"]:
+def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | None = None) -> Float[Tensor, " V"]:
     """One number for each visit of the memory; 0 for those that the view does not show."""
     info, _ = store.layer(layer)
-    if info.keep != "slots" or info.indexed or is_shaped(store, info) or not store.parameters[info.weights[0]].by_slots:
+    if (
+        info.keep != "slots"
+        or info.indexed
+        or is_preconditioned(store, info)
+        or not store.parameters[info.weights[0]].by_slots
+    ):
         raise QueryError(
             f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is no embedding, and "
             "an optimiser of the SGD family, where one number tells what a slot counts for."
@@ -32,7 +37,7 @@ def visit_sizes(store: Store, view: View, layer: str, watch: Watch | None = None
         square = torch.zeros(len(keys), dtype=torch.float64)
         for piece, coefficient in of_step:
             value = slots.values(coefficient).double().square()
-            for k, e in parts_of(info):
+            for k, e in split_by_parameter(info):
                 key = keys[:, k][:, piece.begin : piece.end]
                 square += value * errors[:, e].square().sum(1) * key.square().sum(1)
         size, scale = square.sqrt(), slots.block.key_scale

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dualform.engine import Split, View, explained_layers, split
+from dualform.engine import ParameterSplit, StoreView, explained_layers, split_by_group
 from dualform.progress import Progress, bar
 from dualform.store import Store
 from dualform.types import ParameterInfo
@@ -20,19 +20,21 @@ def explained(store: Store) -> list[str]:
     return [p.name for p in store.manifest.parameters if p.kind != "rest"]
 
 
-def split_by(store: Store, view: View, names: Sequence[str], progress: Progress, **options: Any) -> dict[str, Split]:
+def split_by(
+    store: Store, view: StoreView, names: Sequence[str], progress: Progress, **options: Any
+) -> dict[str, ParameterSplit]:
     """Explained parameters as sums, with a progress bar. Options go to :func:`split`."""
     layers = [layer for layer in explained_layers(store) if set(layer.parameters) & set(names)]
     with bar("rebuilding the weights", sum(store.slots(layer.name) for layer in layers), progress) as watch:
-        return split(store, view, names, watch=watch, **options)
+        return split_by_group(store, view, names, watch=watch, **options)
 
 
-def network(store: Store, view: View, progress: Progress) -> dict[str, Tensor]:
+def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tensor]:
     """Every parameter and buffer that the memory holds: rebuilt from the slots, the rest from its snapshots.
 
     A mask goes the shortest way: through a ledger that was made before, or by what it hides, else by what it shows.
     """
-    exact = (through_ledger(store, view) or by_hidden(store, view)) if view.visible is not None else None
+    exact = (weights_from_ledger(store, view) or by_hidden(store, view)) if view.visible is not None else None
     if exact is None:
         parts = split_by(store, view, explained(store), progress) if view.horizon else {}
         exact = {name: part.total for name, part in parts.items()}
@@ -50,7 +52,7 @@ def _kept(store: Store, step: int) -> list[ParameterInfo]:
     return [p for p in store.manifest.parameters if p.name not in missing]
 
 
-def through_ledger(store: Store, view: View) -> dict[str, Tensor] | None:
+def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters from a ledger whose groups the mask hides or shows as a whole; None without one."""
     assert view.visible is not None
     for book in store.kept.all("ledger"):
@@ -59,7 +61,7 @@ def through_ledger(store: Store, view: View) -> dict[str, Tensor] | None:
     return None
 
 
-def by_hidden(store: Store, view: View) -> dict[str, Tensor] | None:
+def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters less what the mask hides: where all of them are known, and it hides less than half."""
     assert view.visible is not None
     whole = store.kept.get(("exact", view.horizon))
@@ -71,12 +73,12 @@ def by_hidden(store: Store, view: View) -> dict[str, Tensor] | None:
     hidden = ~view.visible & (store.visits["step"].to_numpy() <= view.horizon)
     if 2 * int(hidden.sum()) > len(hidden):
         return None
-    gone = split(store, View(view.horizon, hidden), list(whole))
+    gone = split_by_group(store, StoreView(view.horizon, hidden), list(whole))
     return {name: total - gone[name].groups.sum(0) for name, total in whole.items()}
 
 
 @dataclass(frozen=True)
-class Book:
+class LedgerParts:
     """The parts of a ledger at a horizon, with the visits up to it and the group of each; the last group is for what
     is not known.
     """
@@ -84,7 +86,7 @@ class Book:
     horizon: int
     visits: Int[np.ndarray, " v"]
     of_visit: Int[np.ndarray, " v"]
-    parts: dict[str, Split]
+    parts: dict[str, ParameterSplit]
 
     def shown(self, visible: Bool[np.ndarray, " V"]) -> list[int] | None:
         """The groups that a mask shows; None where it takes one apart, or hides a part of what is not known."""
@@ -101,6 +103,6 @@ def kept_network(store: Store, step: int) -> dict[str, Tensor]:
     return {p.name: store.snapshot(p.name, step) for p in _kept(store, step)}
 
 
-def one_parameter(store: Store, view: View, name: str) -> Tensor:
+def one_parameter(store: Store, view: StoreView, name: str) -> Tensor:
     """One explained parameter in float64."""
-    return split(store, view, [name])[name].total
+    return split_by_group(store, view, [name])[name].total

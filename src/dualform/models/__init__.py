@@ -1,6 +1,6 @@
 """Networks to record and ask."""
 
-from .block import Block
+from .block import TransformerBlock
 from .classifier import SequenceClassifier, SeriesClassifier, TextClassifier
 from .convert import as_timm, convert
 from .lstm import LSTMLanguageModel
@@ -11,12 +11,12 @@ from .vit import ViT
 
 __all__ = [
     "MLP",
-    "Block",
     "LSTMLanguageModel",
     "SegmentLM",
     "SequenceClassifier",
     "SeriesClassifier",
     "TextClassifier",
+    "TransformerBlock",
     "TransformerLM",
     "ViT",
     "as_timm",

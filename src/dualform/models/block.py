@@ -28,7 +28,7 @@ class Feedforward(nn.Module):
         return self.fc2(self.drop(self.act(self.fc1(x))))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feedforward network, each behind a normalisation and beside a skip connection.
 
     ``attention`` is a name of the table; its own options, such as ``scales`` or ``eps``, go to it.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dualform.attention.pairs import Padding
 
-from .block import Block, places, small_normal
+from .block import TransformerBlock, places, small_normal
 
 SEEN = 0.3
 """Positions of a series begin so large that they are seen beside its tokens, which are some 0.6."""
@@ -27,7 +27,8 @@ class SequenceClassifier(nn.Module):
         self.embed, self.position = embed, nn.Embedding(length, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden, attention=attention, dropout=dropout, **options) for _ in range(layers)
+            TransformerBlock(width, heads, hidden, attention=attention, dropout=dropout, **options)
+            for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
         small_normal(self.position, deviation=0.02 if isinstance(embed, nn.Embedding) else SEEN)

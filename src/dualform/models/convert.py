@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dualform.attention import Heads, SoftmaxAttention, build, load_from
 from dualform.attention.load import projections
-from dualform.attention.relative import RelativeSoftmax
+from dualform.attention.relative import RelativeSoftmaxKernel
 from dualform.attention.table import options_of
 from dualform.errors import SizeError
 
@@ -17,11 +17,11 @@ from .segments import SegmentLM, see_that_it_reads_on
 from .transformer import TransformerLM
 from .vit import ViT, about_tokens
 
-Model = TypeVar("Model", bound=nn.Module)
+ConvertedModel = TypeVar("ConvertedModel", bound=nn.Module)
 
 
 @torch.no_grad()
-def convert(model: Model, attention: str, *, final_norm: bool = True, **options: Any) -> Model:
+def convert(model: ConvertedModel, attention: str, *, final_norm: bool = True, **options: Any) -> ConvertedModel:
     """A copy of a model in which every attention layer is another one of the table, with the weights of before.
 
     ``convert(vit, "gqa", groups=2)``: where key/value heads get fewer, each is the mean of a run of them (Ainslie et
@@ -73,7 +73,11 @@ def _instead(old: Heads, attention: str, options: dict[str, Any]) -> Heads:
 def _see_that_it_fits(model: SegmentLM, attention: str, old: Heads, new: Heads) -> None:
     """A language model has a memory, and an order, which its new attention must see."""
     see_that_it_reads_on(model, attention, new)
-    if not model.positions and isinstance(old.kernel, RelativeSoftmax) and not isinstance(new.kernel, RelativeSoftmax):
+    if (
+        not model.positions
+        and isinstance(old.kernel, RelativeSoftmaxKernel)
+        and not isinstance(new.kernel, RelativeSoftmaxKernel)
+    ):
         raise SizeError(
             f"this SegmentLM has no positions but those of its relative attention, and '{attention}' has none. Convert "
             "to 'relative' or 'relative-conv', or train one with positions='sinusoid'."

@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-State = tuple[Tensor, Tensor]
+LSTMState = tuple[Tensor, Tensor]
 """What the LSTM remembers of what it has read: hidden and cell state, (1, batch, hidden) each."""
 
 
@@ -23,7 +23,9 @@ class LSTMLanguageModel(nn.Module):
         self.rnn = nn.LSTM(hidden, hidden, batch_first=True)
         self.output = nn.Linear(hidden, tokens)
 
-    def forward(self, tokens: Int[Tensor, "b n"], state: State | None = None) -> tuple[Float[Tensor, "b n v"], State]:
+    def forward(
+        self, tokens: Int[Tensor, "b n"], state: LSTMState | None = None
+    ) -> tuple[Float[Tensor, "b n v"], LSTMState]:
         """The logits of the next token at every place, and what is remembered at the end."""
         x = self.embedding_adapter(self.dropout(self.embedding(tokens)))
         hidden, after = self.rnn(x, state)

@@ -13,7 +13,7 @@ from dualform.attention.core import whole_number
 from dualform.attention.positions import TablePositions, sinusoids
 from dualform.errors import SizeError
 
-from .block import Activation, Block
+from .block import Activation, TransformerBlock
 
 Remembered = tuple[Float[Tensor, "b _ D"], ...]
 """The last tokens that each layer was given, without their gradient."""
@@ -49,7 +49,9 @@ class SegmentLM(nn.Module):
         self.scaled = self.positions if scaled is None else scaled
         self.embed = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden, attention=attention, dropout=dropout, activation=activation, **options)
+            TransformerBlock(
+                width, heads, hidden, attention=attention, dropout=dropout, activation=activation, **options
+            )
             for _ in range(whole_number("layers", layers, 1))
         )
         for each in self.modules():

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .block import Block, places, small_normal
+from .block import TransformerBlock, places, small_normal
 
 
 class TransformerLM(nn.Module):
@@ -24,7 +24,7 @@ class TransformerLM(nn.Module):
         if attention.startswith("conv1d"):
             options = {"one_sided": True} | options
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden or 4 * width, attention=attention, dropout=dropout, **options)
+            TransformerBlock(width, heads, hidden or 4 * width, attention=attention, dropout=dropout, **options)
             for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=not tied)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dualform.attention.core import exact_ratio
 from dualform.errors import SizeError
 
-from .block import Block
+from .block import TransformerBlock
 from .names import from_hf
 
 
@@ -56,7 +56,9 @@ class ViT(nn.Module):
         self.pos_drop = nn.Dropout(dropout)
         options = about_tokens(attention, side) | options
         self.blocks = nn.ModuleList(
-            Block(width, heads, int(width * ratio), attention=attention, dropout=dropout, norm_eps=norm_eps, **options)
+            TransformerBlock(
+                width, heads, int(width * ratio), attention=attention, dropout=dropout, norm_eps=norm_eps, **options
+            )
             for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width, norm_eps), nn.Linear(width, classes)

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .plan.recording_plan import Plan
-from .shards.shard_builder import Shelf
+from .plan.recording_plan import RecordingPlan
+from .shards.shard_builder import ShardBuilder
 from .state.rest_snapshots import auto_interval
-from .training.backward_hooks import Passes
-from .training.parameter_step import Moved
-from .verify.gradient_follower import Follower
+from .training.backward_hooks import BackwardHooks
+from .training.parameter_step import ParameterUpdate
+from .verify.gradient_follower import GradientFollower
 from .verify.marks import Marks
 
 FUNCTIONAL = (
@@ -35,13 +35,13 @@ class Reason(NamedTuple):
 class Demotion:
     """Looks at the gradients that no linear map made, step by step."""
 
-    def __init__(self, passes: Passes, shelf: Shelf, marks: Marks) -> None:
+    def __init__(self, passes: BackwardHooks, shelf: ShardBuilder, marks: Marks) -> None:
         self.passes, self.shelf, self.marks = passes, shelf, marks
         gradients = {name: follower.parameter.grad for name, follower in passes.followers.items()}
         self._left_over = {name for name, grad in gradients.items() if grad is not None and bool(grad.any())}
         self._news: list[tuple[str, Reason, str]] = []
 
-    def look(self, staged: Sequence[Moved]) -> set[Follower]:
+    def look(self, staged: Sequence[ParameterUpdate]) -> set[GradientFollower]:
         """Leave to the rest what has to be before a step is taken; returns who followed it."""
         reasons = self._reasons(staged)
         for name, reason in reasons.items():
@@ -64,7 +64,7 @@ class Demotion:
         for name, reason, consequence in news:
             self.marks(reason.mark, name, f"{reason.text}: {consequence}", self.marks.step + 1)
 
-    def _reasons(self, staged: Sequence[Moved]) -> dict[str, Reason]:
+    def _reasons(self, staged: Sequence[ParameterUpdate]) -> dict[str, Reason]:
         unseen, self.passes.unseen = self.passes.unseen, {}
         reasons = {each.follower.name: unseen.get(each.follower.name) for each in staged}
         found = {name: Reason("not-this-map", text) for name, text in reasons.items() if text is not None}
@@ -82,7 +82,7 @@ class Demotion:
         """Whether a bias goes with a weight that is left to the rest, too: then one mark tells of both."""
         return any(name != other and name in self.shelf.plan.goes_with(other) for other in others)
 
-    def _change_plan(self, plan: Plan, names: Sequence[str]) -> None:
+    def _change_plan(self, plan: RecordingPlan, names: Sequence[str]) -> None:
         """From now on these parameters are a part of the rest."""
         shelf, passes = self.shelf, self.passes
         every = shelf.rest.every
@@ -98,7 +98,7 @@ class Demotion:
         shelf.pending.revised = _revised(plan, every)
 
 
-def _revised(plan: Plan, every: int) -> Mapping[str, object]:
+def _revised(plan: RecordingPlan, every: int) -> Mapping[str, object]:
     """The fields of the manifest that change with a plan."""
     return {
         "layers": plan.layers, "parameters": plan.parameters, "demoted": plan.demoted, "snapshot_every": every,

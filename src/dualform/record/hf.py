@@ -22,9 +22,9 @@ from torch import Tensor
 
 from dualform.errors import NoteError, RecordError, require
 
-from .hooks.method_wrapper import around
+from .hooks.method_wrapper import wrapped_method
 from .plan.wrapped_optimizers import unwrapped
-from .trainer_session import Columns, Session, refuse_shared
+from .trainer_session import NotedColumns, TrainerSession, refuse_shared
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -48,8 +48,8 @@ class RecordCallback(TrainerCallback):
     ``train(resume_from_checkpoint=…)`` goes on from there.
     """
 
-    def __init__(self, path: str | os.PathLike, *, columns: Columns = (), **options: Any) -> None:
-        self.session = Session(path, columns, options)
+    def __init__(self, path: str | os.PathLike, *, columns: NotedColumns = (), **options: Any) -> None:
+        self.session = TrainerSession(path, columns, options)
         self._attached: WeakSet[Trainer] = WeakSet()
         self._training = False
 
@@ -109,7 +109,7 @@ class RecordCallback(TrainerCallback):
                 "save_model": partial(self._save_model, trainer),
                 "_load_best_model": self._load_best_model,
             }.items():
-                stack.enter_context(around(trainer, name, function))
+                stack.enter_context(wrapped_method(trainer, name, function))
             self._training = True
             try:
                 yield
@@ -132,7 +132,7 @@ class RecordCallback(TrainerCallback):
             dropped.update(name for name in names if name in listed and name not in kept.column_names)
             return dataset.select_columns([*kept.column_names, *sorted(dropped)]) if dropped else kept
 
-        with around(trainer, "_remove_unused_columns", remove_unused_columns):
+        with wrapped_method(trainer, "_remove_unused_columns", remove_unused_columns):
             loader = method()
         inner = getattr(loader, "base_dataloader", loader)  # accelerate hands out a wrapper
         collate = getattr(inner, "collate_fn", None)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualform.store import Store
 
-from .plan.recording_plan import Plan
+from .plan.recording_plan import RecordingPlan
 from .state.resume import is_kept
 
 NOT_RECORDED = (
@@ -19,12 +19,12 @@ NOT_RECORDED = (
 )
 
 
-def joining(plan: Plan, grown: Plan) -> list[str]:
+def late_layers(plan: RecordingPlan, grown: RecordingPlan) -> list[str]:
     """The parameters that a new plan explains and the old one leaves to the rest."""
     rest = {name: id(tensor) for name, tensor in plan.rest.items()}
     return [name for name in grown.explained if rest.get(name) == id(grown.tensors[name])]
 
 
-def are_as_at_first(store: Store, names: Iterable[str], tensors: Mapping[str, Tensor]) -> bool:
+def unchanged_since_start(store: Store, names: Iterable[str], tensors: Mapping[str, Tensor]) -> bool:
     """Whether parameters are what they were as recording began, so that slots from now on explain all of them."""
     return all(is_kept(store, name, 0, tensors[name]) for name in names)

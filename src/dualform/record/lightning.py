@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.errors import require
 
-from .hooks.method_wrapper import around
-from .trainer_session import Columns, Session, refuse_shared
+from .hooks.method_wrapper import wrapped_method
+from .trainer_session import NotedColumns, TrainerSession, refuse_shared
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Lightning goes by two names, each with classes of its own."""
@@ -41,8 +41,8 @@ class RecordCallback(Callback):
         kind: Any = type(cls.__name__, (cls, *bases), {}) if bases else cls
         return super().__new__(kind)
 
-    def __init__(self, path: str | os.PathLike, *, columns: Columns = (), **options: Any) -> None:
-        self.session = Session(path, columns, options)
+    def __init__(self, path: str | os.PathLike, *, columns: NotedColumns = (), **options: Any) -> None:
+        self.session = TrainerSession(path, columns, options)
         self._saved: int | None = None
         self._undo = ExitStack()
 
@@ -69,7 +69,7 @@ class RecordCallback(Callback):
                 handle = optimizer.register_step_post_hook(lambda *_: self.session.note_again())
                 self._undo.callback(handle.remove)
         # not on_save_checkpoint: that one is left out where a checkpoint holds weights only
-        self._undo.enter_context(around(trainer, "save_checkpoint", self._save_checkpoint))
+        self._undo.enter_context(wrapped_method(trainer, "save_checkpoint", self._save_checkpoint))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch, or one of those whose gradients make a step together."""

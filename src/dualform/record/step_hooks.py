@@ -18,31 +18,38 @@ from dualform.types import Transition
 
 from .demotion import Demotion
 from .hooks.interrupts import Interrupts
-from .hooks.uncompiled import eager
-from .plan.recording_plan import Plan
-from .shards.shard_builder import Shelf
-from .shards.size_report import Sizes
-from .slots.batch_columns import Notes
+from .hooks.uncompiled import uncompiled
+from .plan.recording_plan import RecordingPlan
+from .shards.shard_builder import ShardBuilder
+from .shards.size_report import SizeReport
+from .slots.batch_columns import BatchColumns
 from .state.create import state_tensors
-from .training.backward_hooks import Passes
-from .training.live_ledger import Booked
-from .training.parameter_step import Moved
+from .training.backward_hooks import BackwardHooks
+from .training.live_ledger import LedgerStep
+from .training.parameter_step import ParameterUpdate
 from .training.rule_audit import RuleAudit
-from .verify.gradient_probe import of_gradients
+from .verify.gradient_probe import probe_gradients
 from .verify.marks import Marks
-from .verify.weight_samples import Samples
+from .verify.weight_samples import WeightSamples
 
 FINE = torch.finfo(torch.float64).eps
 """Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
 
 
-class Steps:
+class StepHooks:
     """Watches the optimisers. A step counts when it is over."""
 
     def __init__(
-        self, plan: Plan, passes: Passes, notes: Notes, samples: Samples, marks: Marks, shelf: Shelf, sizes: Sizes,
+        self,
+        plan: RecordingPlan,
+        passes: BackwardHooks,
+        notes: BatchColumns,
+        samples: WeightSamples,
+        marks: Marks,
+        shelf: ShardBuilder,
+        sizes: SizeReport,
         interrupts: Interrupts,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
         self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
@@ -53,8 +60,8 @@ class Steps:
         """The backward passes by then."""
         self._demotion = Demotion(passes, shelf, marks)
         self._rule_audit = RuleAudit(marks)
-        self._staged: list[Moved] | None = None
-        self._booked: list[Booked] = []
+        self._staged: list[ParameterUpdate] | None = None
+        self._booked: list[LedgerStep] = []
         self._rule: tuple[Rule | None, bool] = None, False
         self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
 
@@ -62,7 +69,7 @@ class Steps:
         """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            after = eager(self.interrupts.around(partial(self._after, rule)))
+            after = uncompiled(self.interrupts.around(partial(self._after, rule)))
             handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
             handles.append(optimizer.register_step_post_hook(after))
         return handles
@@ -79,7 +86,7 @@ class Steps:
         """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
         return self._guarded(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
 
-    @eager
+    @uncompiled
     def _guarded(
         self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:  # fmt: skip
@@ -111,7 +118,7 @@ class Steps:
             return  # the loss scaler tells a fused optimiser to skip this step …
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
-        staged: list[Moved] = []
+        staged: list[ParameterUpdate] = []
         owner, mine = self.plan.owner, self.plan.rules.index(rule)
         self.outside.look_at_links(self.marks.step + 1)
         for group in optimizer.param_groups:
@@ -139,7 +146,7 @@ class Steps:
                     self._last, self._rule = (transition, settings), (rule, rounds)
                 transition, settings = self._last
                 self.outside.before_step(follower.name, state_tensors(rule, state))
-                staged.append(Moved(follower, follower.passes, transition, settings, inner, bare))
+                staged.append(ParameterUpdate(follower, follower.passes, transition, settings, inner, bare))
                 if follower.name in self.book.accounts:
                     assert transition is not None
                     self._booked.append(self.book.stage(follower, transition, settings, state, inner))
@@ -151,7 +158,7 @@ class Steps:
         self.shelf.unfinished.begin(optimizer)
         self._staged, self.interrupts.stepping = staged, optimizer
 
-    def _without_demoted(self, staged: list[Moved]) -> list[Moved]:
+    def _without_demoted(self, staged: list[ParameterUpdate]) -> list[ParameterUpdate]:
         """The parameters of a step without those that are left to the rest now."""
         demoted = self._demotion.look(staged)
         for follower in demoted:
@@ -166,19 +173,19 @@ class Steps:
         others = self._together and all(each is not optimizer for each in self._together)
         return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
 
-    def _look_at_gradients(self, staged: Sequence[Moved]) -> None:
+    def _look_at_gradients(self, staged: Sequence[ParameterUpdate]) -> None:
         """See gradients whole, through their probes: NaN or infinity show there, too."""
         gradients = {each.follower: grad for each in staged if (grad := each.follower.parameter.grad) is not None}
         if not gradients:
             return
-        probes, finite = of_gradients([follower.probe for follower in gradients], list(gradients.values()))
+        probes, finite = probe_gradients([follower.probe for follower in gradients], list(gradients.values()))
         for each, probe in zip(staged, probes, strict=True):
             each.probe = probe
         for follower, grad in () if finite else gradients.items():
             if not bool(grad.isfinite().all()):
                 raise self._not_finite(f"the gradient of '{follower.name}' holds")
 
-    def _look_at_slots(self, staged: Sequence[Moved]) -> None:
+    def _look_at_slots(self, staged: Sequence[ParameterUpdate]) -> None:
         batches = {}
         for each in staged:
             for added in each.passes:

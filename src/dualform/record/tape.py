@@ -13,36 +13,45 @@ from typing import Any
 from rich.console import Console
 from torch import nn, optim
 
-from dualform.engine import View, certify
+from dualform.engine import StoreView, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
 from dualform.rules import Rule
-from dualform.store import STORED, Manifest, Store, Writer, claim, load_manifest, part_of, refuse_foreign
+from dualform.store import (
+    STORED,
+    Manifest,
+    ShardWriter,
+    Store,
+    load_manifest,
+    lock_folder,
+    rank_folder,
+    require_own_folder,
+)
 from dualform.types import DType, Ended, Keep
 
 from .distributed.process_group import find_ranks
 from .hooks.interrupts import Interrupts
-from .hooks.method_wrapper import around
-from .late_layers import NOT_RECORDED, are_as_at_first, joining
-from .plan.options import Options
-from .plan.recording_plan import Plan, make_plan
+from .hooks.method_wrapper import wrapped_method
+from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
+from .plan.options import RecordOptions
+from .plan.recording_plan import RecordingPlan, make_plan
 from .plan.wrapped_optimizers import plain_optimizers
-from .rows.row_credit import Credit
-from .shards.shard_builder import Shelf
-from .shards.size_report import Sizes
-from .slots.batch_columns import Notes
-from .state.create import begin_at, states_of
-from .state.frozen_weights import Frozen
-from .state.rest_snapshots import Rest
-from .state.resume import demote_again, resume_at
-from .state.state_checkpoints import Stations
-from .step_hooks import Steps
-from .training.backward_hooks import Passes
-from .training.live_ledger import Book, states_by_name
-from .training.outside_changes import Outside
-from .verify.gradient_follower import Follower
-from .verify.live_certificate import Proof
+from .rows.row_credit import RowCredit
+from .shards.shard_builder import ShardBuilder
+from .shards.size_report import SizeReport
+from .slots.batch_columns import BatchColumns
+from .state.create import create_memory, states_of
+from .state.frozen_weights import FrozenWeightTracker
+from .state.rest_snapshots import RestSnapshots
+from .state.resume import demote_again, resume_memory
+from .state.state_checkpoints import StateCheckpoints
+from .step_hooks import StepHooks
+from .training.backward_hooks import BackwardHooks
+from .training.live_ledger import LiveLedger, states_by_name
+from .training.outside_changes import OutsideChanges
+from .verify.gradient_follower import GradientFollower
+from .verify.live_certificate import LiveCertificate
 from .verify.marks import Marks
-from .verify.weight_samples import Samples
+from .verify.weight_samples import WeightSamples
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
@@ -103,7 +112,7 @@ def record(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
-    options = Options(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
+    options = RecordOptions(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
     tape = Tape(plan, optimizers, averaged, options)
     tape.replan = replan
     return tape
@@ -112,7 +121,9 @@ def record(
 class Tape:
     """A recording under way. Made by :func:`record`; use it as a context manager."""
 
-    def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], averaged: bool, options: Options) -> None:
+    def __init__(
+        self, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], averaged: bool, options: RecordOptions
+    ) -> None:
         self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
         self.interrupts = Interrupts()
@@ -121,7 +132,7 @@ class Tape:
         self._running = False
         self.steps_ahead: int | None = None
         """How many steps are to be recorded, where a trainer knows: then the size of the whole memory is told."""
-        self.replan: Callable[[], Plan] | None = None
+        self.replan: Callable[[], RecordingPlan] | None = None
         """Looks at the model and its optimisers again."""
 
     @property
@@ -159,41 +170,49 @@ class Tape:
             interrupts.watch()
             self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
             undo.callback(ranks.leave)
-            folder = part_of(self.path, ranks.rank)
+            folder = rank_folder(self.path, ranks.rank)
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
             self._marks = Marks(manifest.marks, step, interrupts.say)
             columns = manifest.columns if manifest.shards else None
-            self._notes = Notes(columns, self.options.copies, lambda: interrupts.interruptions)
-            followers = {name: Follower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed}
+            self._notes = BatchColumns(columns, self.options.copies, lambda: interrupts.interruptions)
+            followers = {
+                name: GradientFollower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed
+            }
             for follower in followers.values():
                 follower.moved = step > 0
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
-            credit = Credit(plan, self._marks, ranks.alone)
-            book = Book(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
-            self._passes = Passes(plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts)
-            rest = Rest(plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None)
-            samples = Samples({name: plan.tensors[name] for name in plan.explained if ranks.first})
+            credit = RowCredit(plan, self._marks, ranks.alone)
+            book = LiveLedger(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
+            self._passes = BackwardHooks(
+                plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts
+            )
+            rest = RestSnapshots(
+                plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None
+            )
+            samples = WeightSamples({name: plan.tensors[name] for name in plan.explained if ranks.first})
             probes = {name: follower.probe for name, follower in followers.items()}
-            proof = Proof(plan, store, step, ranks, probes)
-            writer = Writer(folder, manifest)
+            proof = LiveCertificate(plan, store, step, ranks, probes)
+            writer = ShardWriter(folder, manifest)
             undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
-            stations = Stations(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
+            stations = StateCheckpoints(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
-            outside = Outside(plan, self.optimizers, self._passes, self._marks)
-            self._shelf = Shelf(
+            outside = OutsideChanges(plan, self.optimizers, self._passes, self._marks)
+            self._shelf = ShardBuilder(
                 plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside,
-                Frozen(plan, store, step, self._marks), interrupts,
+                FrozenWeightTracker(plan, store, step, self._marks), interrupts,
             )  # fmt: skip
-            self.sizes = Sizes(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
-            steps = Steps(plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes, interrupts)
+            self.sizes = SizeReport(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
+            steps = StepHooks(
+                plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes, interrupts
+            )
             undo.callback(self._unhook)
             self._handles += self._passes.hook()
             self._handles += steps.hook(self.optimizers)
             self._handles += outside.hook()
             for optimizer in self.optimizers:
-                undo.enter_context(around(optimizer, "add_param_group", self._add_param_group))
+                undo.enter_context(wrapped_method(optimizer, "add_param_group", self._add_param_group))
             self._say()
             interrupts.deliver(sys._getframe(1))  # while all of this can still be undone
             self._running = True
@@ -227,12 +246,12 @@ class Tape:
             if about.resume is not None:
                 plan = self.plan = demote_again(plan, load_manifest(path))  # before a folder is made
             elif ranks.first:
-                refuse_foreign(path)
+                require_own_folder(path)
         for here in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
             with ranks.together():
                 if here:
-                    undo.callback(claim(folder).release)
-        begin = begin_at if about.resume is None else resume_at
+                    undo.callback(lock_folder(folder).release)
+        begin = create_memory if about.resume is None else resume_memory
         return begin(folder, plan, self.optimizers, about, ranks)
 
     def _say(self) -> None:
@@ -259,17 +278,17 @@ class Tape:
             grown = self.plan if self.replan is None else self.replan()
         except DualformError:
             return
-        if names := joining(self.plan, grown):
+        if names := late_layers(self.plan, grown):
             shelf, alone = self._shelf, self._ranks.alone and not self.plan.in_ledger
             store = Store(self.path, shelf.writer.manifest, self.plan.known_rules) if alone else None
-            whole = store is not None and are_as_at_first(store, names, self.plan.tensors)
+            whole = store is not None and unchanged_since_start(store, names, self.plan.tensors)
             if whole and not self._passes.waiting and not shelf.outside.foreign():
                 self._grow(grown, names)
             else:
                 for name in names:
                     self._marks("joined", name, NOT_RECORDED, self.step + 1)
 
-    def _grow(self, grown: Plan, names: Sequence[str]) -> None:
+    def _grow(self, grown: RecordingPlan, names: Sequence[str]) -> None:
         """Go on with more layers, from what is on disk by now."""
         step, notes, marks = self.step, self._notes, self._marks
         for name in names:
@@ -281,7 +300,7 @@ class Tape:
         self._unhook()
         self._handles = []
         if step:
-            manifest.save(part_of(self.path, self._ranks.rank))
+            manifest.save(rank_folder(self.path, self._ranks.rank))
         self._undo.close()
         self.plan = grown
         self.options = replace(self.options, resume=step or None, overwrite=not step)
@@ -323,7 +342,7 @@ class Tape:
         late = [name for name in plan.explained if name not in certificate["parameters"]]
         if late and self.step:
             store = Store(self.path, writer.manifest if self._ranks.alone else None, plan.known_rules)
-            writer.certify(certify(store, View(self.step), plan.tensors, only=late))
+            writer.certify(certify(store, StoreView(self.step), plan.tensors, only=late))
 
     def _save_what_is_complete(self, kind: type[BaseException]) -> None:
         if not self._ranks.all_here():

@@ -13,14 +13,14 @@ from dualform.errors import MemoryExists, NoteError, RecordError
 
 from .tape import Tape, record
 
-Columns = str | Iterable[str] | Callable[[Any], Mapping[str, Any]]
+NotedColumns = str | Iterable[str] | Callable[[Any], Mapping[str, Any]]
 """Names of columns, or what makes them of a batch."""
 
 
-class Session:
+class TrainerSession:
     """One memory, and the tape that writes to it from one event to another."""
 
-    def __init__(self, path: str | os.PathLike, columns: Columns, options: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike, columns: NotedColumns, options: Mapping[str, Any]) -> None:
         signature(record).bind(None, None, path, **options)  # a misspelt option is refused now, not in the first step
         self.path, self._options = Path(path), dict(options)
         self._make = columns if callable(columns) else None

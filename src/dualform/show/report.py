@@ -9,30 +9,30 @@ from markupsafe import Markup
 
 from dualform.errors import QueryError
 
-from .views.explorer import Explorer, Place
-from .views.prediction import Prediction, Question, predict
+from .views.explorer import ExamplePlace, Explorer
+from .views.prediction import PredictionQuestion, PredictionView, predict
 from .views.render import render, style
 from .views.run import run
-from .views.training import Choice, TrainingSet, training_set
-from .views.whatif import Masks, WhatIf, what_if
-from .views.work import Pending
+from .views.training import TrainingSetQuestion, TrainingSetView, training_set
+from .views.whatif import WhatIfMasks, WhatIfView, what_if
+from .views.work import PendingWork
 
 SHOWN, LOOKED_AT = 8, 2000
 """Training examples for each prediction, and test examples among which the report chooses its own."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportedExample:
     """One example of the report: what each layer recalls, the last one first, and what a mask changes."""
 
     number: int
     title: str
-    layers: Sequence[Prediction]
+    layers: Sequence[PredictionView]
     masked: str
-    without: WhatIf | None
+    without: WhatIfView | None
 
     @property
-    def last(self) -> Prediction:
+    def last(self) -> PredictionView:
         """What the last layer says."""
         return self.layers[0]
 
@@ -40,7 +40,7 @@ class Asked:
 def write_report(
     file: Path,
     explorer: Explorer,
-    rows: Mapping[Place, str],
+    rows: Mapping[ExamplePlace, str],
     *,
     title: str = "Which training examples are these predictions made of?",
     facts: Mapping[str, str] | None = None,
@@ -57,7 +57,7 @@ def write_report(
     return file
 
 
-def choose(explorer: Explorer, count: int) -> dict[Place, str]:
+def choose(explorer: Explorer, count: int) -> dict[ExamplePlace, str]:
     """Examples that are worth a look: sure mistakes, close calls and sure predictions, in turns."""
     name = "test" if explorer.test is not None else "train"
     examples = explorer.examples(name)
@@ -66,7 +66,7 @@ def choose(explorer: Explorer, count: int) -> dict[Place, str]:
     rows = list(range(0, len(examples), examples.stride))[:LOOKED_AT]
     logits = explorer.logits(name, rows)
     if logits.shape[1] == 1:
-        return {Place(name, row): f"{name} example {row}" for row in rows[:count]}
+        return {ExamplePlace(name, row): f"{name} example {row}" for row in rows[:count]}
     sure, said = logits.double().softmax(1).max(1)
     labels = torch.tensor([-1 if (label := examples.label(row)) is None else label for row in rows])
     wrong = (labels >= 0) & (said != labels)
@@ -76,31 +76,31 @@ def choose(explorer: Explorer, count: int) -> dict[Place, str]:
         "A close call": by_doubt,
         "A sure prediction": torch.where(wrong, -1.0, sure).argsort(descending=True).tolist(),
     }
-    found: dict[Place, str] = {}
+    found: dict[ExamplePlace, str] = {}
     while len(found) < min(count, len(rows)):
         for title, order in kinds.items():
-            place = next((p for i in order if (p := Place(name, rows[i])) not in found), None)
+            place = next((p for i in order if (p := ExamplePlace(name, rows[i])) not in found), None)
             if place is not None and len(found) < count:
                 found[place] = f"{title}: {name} example {place.row}"
     return found
 
 
-def _ask(explorer: Explorer, number: int, place: Place, title: str) -> Asked:
-    views = [predict(explorer, place, Question(layer=layer, k=SHOWN)) for layer in reversed(explorer.layers)]
-    layers = [view for view in views if not isinstance(view, Pending)]
+def _ask(explorer: Explorer, number: int, place: ExamplePlace, title: str) -> ReportedExample:
+    views = [predict(explorer, place, PredictionQuestion(layer=layer, k=SHOWN)) for layer in reversed(explorer.layers)]
+    layers = [view for view in views if not isinstance(view, PendingWork)]
     assert len(layers) == len(views), "a report waits for everything"
     said = layers[0].says[0].number
     if "label" in explorer.columns and said in explorer.groups("label"):
-        return Asked(
+        return ReportedExample(
             number, title, layers, f"label = {said}",
-            what_if(explorer, place, Masks(by="label", groups=(str(said),))),
+            what_if(explorer, place, WhatIfMasks(by="label", groups=(str(said),))),
         )  # fmt: skip
-    return Asked(number, title, layers, "", None)
+    return ReportedExample(number, title, layers, "", None)
 
 
-def _training(explorer: Explorer, weigh: int) -> TrainingSet | None:
+def _training(explorer: Explorer, weigh: int) -> TrainingSetView | None:
     """The training set, if its examples can be told apart and there is something to judge them by."""
     if explorer.test is None or explorer.index not in explorer.columns:
         return None
     slots = [layer for layer in explorer.layers if explorer.info(layer).keep == "slots"]
-    return training_set(explorer, Choice(layer=slots[-1], rows=weigh)) if slots else None
+    return training_set(explorer, TrainingSetQuestion(layer=slots[-1], rows=weigh)) if slots else None

@@ -14,7 +14,7 @@ from dualform.types import LayerInfo
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallTable:
     """The calls of one layer as columns, in the order of their slots. ``start`` is the first slot of each."""
 
     start: Int[np.ndarray, " k"]
@@ -72,7 +72,7 @@ class Block:
     key_scale: Float[Tensor, " m"] | None
     errors: Shaped[Tensor, "m d_out"] | None
     error_scale: Float[Tensor, " m"] | None
-    calls: Calls
+    calls: CallTable
     layer: LayerInfo
 
     @cached_property

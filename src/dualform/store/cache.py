@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from threading import RLock
 from typing import Any, TypeVar
 
-from .inference_mode import normal_mode
+from .inference_mode import outside_inference_mode
 
 Value = TypeVar("Value")
 
@@ -14,7 +14,7 @@ BYTES = 6 << 30
 """What all that is kept may take."""
 
 
-class Kept:
+class AnswerCache:
     """Answers by what was asked. Several threads may use it; nobody waits for what another one makes."""
 
     def __init__(self, most: int = BYTES) -> None:
@@ -27,7 +27,7 @@ class Kept:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key][0]
-        with normal_mode():
+        with outside_inference_mode():
             self[key] = value = make()
         return value
 
@@ -37,7 +37,7 @@ class Kept:
     def __setitem__(self, key: Hashable, value: Any) -> None:
         with self._lock:
             self._bytes -= self._found.pop(key, (None, 0))[1]
-            size = size_of(value)
+            size = bytes_of_answer(value)
             self._found[key] = value, size
             self._bytes += size
             while self._bytes > self.most and len(self._found) > 1:
@@ -56,14 +56,14 @@ class Kept:
         return found[::-1]
 
 
-def size_of(value: Any) -> int:
+def bytes_of_answer(value: Any) -> int:
     """The bytes of all arrays and tensors in a value."""
     if hasattr(value, "nbytes"):
         return int(value.nbytes)
     if isinstance(value, Mapping):
-        return sum(map(size_of, value.values()))
+        return sum(map(bytes_of_answer, value.values()))
     if isinstance(value, tuple | list):
-        return 0 if value and isinstance(value[0], int | float | str) else sum(map(size_of, value))
+        return 0 if value and isinstance(value[0], int | float | str) else sum(map(bytes_of_answer, value))
     if is_dataclass(value):
-        return sum(size_of(getattr(value, each.name)) for each in fields(value))
+        return sum(bytes_of_answer(getattr(value, each.name)) for each in fields(value))
     return 0

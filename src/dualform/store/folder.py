@@ -19,7 +19,7 @@ SIGN = f"#{FORMAT}"
 _OURS = re.compile(r"\d{6,}\.(safetensors|parquet)(\.partial)?")
 
 
-def refuse_foreign(folder: Path) -> None:
+def require_own_folder(folder: Path) -> None:
     """See that a memory may be made here: the folder is new, holds one, or holds nothing that has our names."""
     if not folder.exists():
         return
@@ -40,7 +40,7 @@ def refuse_foreign(folder: Path) -> None:
             )
 
 
-def claim(folder: Path) -> FileLock:
+def lock_folder(folder: Path) -> FileLock:
     """Make the folder if need be, and hold it alone until the lock is released."""
     lock = FileLock(str(folder / ".lock"))
     try:

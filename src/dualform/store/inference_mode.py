@@ -7,7 +7,7 @@ import torch
 
 
 @contextmanager
-def normal_mode() -> Iterator[None]:
+def outside_inference_mode() -> Iterator[None]:
     """Leave inference mode for a while, if the user is in it; gradients stay off unless they are asked for."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():

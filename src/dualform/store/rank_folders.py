@@ -21,7 +21,7 @@ from .format.manifest import Manifest, Shard, read_manifest
 RANKS = "ranks"
 
 
-def part_of(folder: Path, rank: int) -> Path:
+def rank_folder(folder: Path, rank: int) -> Path:
     """The folder of a process's part."""
     return folder / _prefix(rank)
 
@@ -43,7 +43,7 @@ def load_manifest(folder: Path) -> Manifest:
     parts = [first]
     for rank in range(1, first.ranks):
         try:
-            parts.append(read_manifest(part_of(folder, rank)))
+            parts.append(read_manifest(rank_folder(folder, rank)))
         except (NotAMemory, StoreError) as error:
             raise CorruptMemory(
                 f"the memory at {folder} was written by {first.ranks} processes, and the part of process {rank} cannot "
@@ -55,7 +55,7 @@ def load_manifest(folder: Path) -> Manifest:
 def _joined(folder: Path, parts: Sequence[Manifest]) -> Manifest:
     step = min(part.steps for part in parts)
     shards = [
-        (shard.first, rank, _moved(rank, _upto(part_of(folder, rank), shard, step)))
+        (shard.first, rank, _moved(rank, _upto(rank_folder(folder, rank), shard, step)))
         for rank, part in enumerate(parts)
         for shard in part.shards
         if shard.first <= step
@@ -101,10 +101,10 @@ def _marks(parts: Sequence[Manifest], step: int) -> tuple[Mark, ...]:
 
 
 def _upto(folder: Path, shard: Shard, step: int) -> Shard:
-    return shard if shard.last <= step else cut(folder, shard, step)
+    return shard if shard.last <= step else truncate_shard(folder, shard, step)
 
 
-def cut(folder: Path, shard: Shard, step: int) -> Shard:
+def truncate_shard(folder: Path, shard: Shard, step: int) -> Shard:
     """The part of a shard up to a step; its files stay as they are, only the manifest counts less of them."""
     calls, visits = lines(folder, shard, "calls"), lines(folder, shard, "visits")
     if calls is None:  # a ledger alone: what was kept whole with it belongs to a later step

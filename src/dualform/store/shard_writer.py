@@ -19,21 +19,21 @@ from dualform.types import Ended, Mark
 from .folder import remove_unlisted
 from .format.ledger_file import LedgerEntry, LedgerState, write_ledger
 from .format.manifest import Manifest, Shard
-from .format.row_codec import Encoded
+from .format.row_codec import EncodedRows
 from .format.safetensors_file import write_tensors
-from .format.tables import Call, ParameterStep, calls_table, steps_table, visits_table
+from .format.tables import CallRow, ParameterStep, calls_table, steps_table, visits_table
 from .io.atomic_file import FileEntry, write_parquet
 
 
 @dataclass
-class Pending:
+class PendingShard:
     """The shard that is being filled: complete steps only."""
 
     number: int
     first: int
     last: int = 0
-    calls: list[Call] = field(default_factory=list)
-    slots: Mapping[str, Sequence[tuple[Encoded, Encoded | None]]] = field(default_factory=dict)
+    calls: list[CallRow] = field(default_factory=list)
+    slots: Mapping[str, Sequence[tuple[EncodedRows, EncodedRows | None]]] = field(default_factory=dict)
     """The keys and errors of each layer, in the order of its calls, in as few pieces as they lie in memory."""
     visits: list[Mapping[str, Any]] = field(default_factory=list)
     """Columns of equal length, one mapping a batch."""
@@ -63,7 +63,7 @@ class Pending:
         self.kept += sum(t.numel() * t.element_size() for t in snapshots.values())
 
 
-class Writer:
+class ShardWriter:
     """Writes shards in a thread of its own.
 
     Who hands over waits for room first, so that memory does not grow where a loop is faster than the disk. What goes
@@ -73,13 +73,13 @@ class Writer:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
-        self._last: Pending | None = None
+        self._queue: queue.SimpleQueue[PendingShard | None] = queue.SimpleQueue()
+        self._last: PendingShard | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="dualform-writer", daemon=True)
         self._thread.start()
 
-    def put(self, shard: Pending) -> None:
+    def put(self, shard: PendingShard) -> None:
         """Hand over a shard. Its slots must stay where they are until its end."""
         self._raise()
         if not self.has(shard):
@@ -88,7 +88,7 @@ class Writer:
         if shard is self._last:
             self._queue.put(shard)
 
-    def has(self, shard: Pending) -> bool:
+    def has(self, shard: PendingShard) -> bool:
         """Whether a shard has been handed over."""
         return self._last is not None and shard.number <= self._last.number
 
@@ -129,7 +129,7 @@ class Writer:
         if self._error is not None:
             raise self._error
 
-    def _refuse_gap(self, shard: Pending) -> None:
+    def _refuse_gap(self, shard: PendingShard) -> None:
         """Steps follow one another; only what is kept at the end may belong to a step that is there already."""
         end = self.manifest.steps if self._last is None else self._last.last
         if shard.first != end + 1 and not (shard.first == shard.last == end and not shard.calls):
@@ -153,7 +153,7 @@ class Writer:
                 shard.done.set()
                 del shard
 
-    def _write(self, shard: Pending) -> None:
+    def _write(self, shard: PendingShard) -> None:
         """Write the files of a shard, then the manifest that lists them."""
         files = {}
         if slots := _slot_tensors(shard):
@@ -174,7 +174,7 @@ def _step_back() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def write_tables(folder: Path, shard: Pending) -> dict[str, FileEntry]:
+def write_tables(folder: Path, shard: PendingShard) -> dict[str, FileEntry]:
     """Write all of a shard but its slots."""
     files = {}
     if shard.snapshots:
@@ -190,7 +190,7 @@ def write_tables(folder: Path, shard: Pending) -> dict[str, FileEntry]:
 
 
 def with_shard(
-    manifest: Manifest, shard: Pending, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
+    manifest: Manifest, shard: PendingShard, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
 ) -> Manifest:
     """The manifest that lists a shard too."""
     manifest = replace(manifest, **shard.revised)
@@ -225,7 +225,7 @@ def certificate_lines(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {name: {"error": each.error, "floor": each.floor} for name, each in found.items()}
 
 
-def _slot_tensors(shard: Pending) -> dict[str, list[Tensor]]:
+def _slot_tensors(shard: PendingShard) -> dict[str, list[Tensor]]:
     tensors: dict[str, list[Tensor]] = {}
     for layer, pieces in shard.slots.items():
         _put(tensors, layer, "key", [keys for keys, _ in pieces])
@@ -234,7 +234,7 @@ def _slot_tensors(shard: Pending) -> dict[str, list[Tensor]]:
     return tensors
 
 
-def _put(tensors: dict[str, list[Tensor]], layer: str, what: str, pieces: Sequence[Encoded]) -> None:
+def _put(tensors: dict[str, list[Tensor]], layer: str, what: str, pieces: Sequence[EncodedRows]) -> None:
     tensors[f"{layer}.{what}s"] = [piece.values for piece in pieces]
     if any(piece.exponents is not None for piece in pieces):
         tensors[f"{layer}.{what}_exponents"] = [

@@ -12,7 +12,7 @@ from dualform.types import Transition
 from .format.tables import SETTING
 
 
-class Moves(NamedTuple):
+class ParameterSteps(NamedTuple):
     """The steps at which a parameter moved, their transitions and gradient scales, and the settings they read."""
 
     steps: Int[np.ndarray, " k"]
@@ -30,10 +30,10 @@ class Moves(NamedTuple):
         return {name: float(values[at]) for name, values in self.settings.items() if not np.isnan(values[at])}
 
 
-NO_MOVES = Moves(np.zeros(0, np.int64), np.zeros((0, len(Transition._fields))), np.zeros(0), {})
+NO_MOVES = ParameterSteps(np.zeros(0, np.int64), np.zeros((0, len(Transition._fields))), np.zeros(0), {})
 
 
-class Schedule:
+class StepTable:
     """The lines of each parameter."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -48,11 +48,11 @@ class Schedule:
             if name.startswith(SETTING)
         }
 
-    def moves(self, parameter: str) -> Moves:
+    def moves(self, parameter: str) -> ParameterSteps:
         """What happened to a parameter."""
         rows = self._rows.get(parameter, np.zeros(0, np.int64))
         settings = {name: values[rows] for name, values in self._settings.items()}
-        return Moves(self._steps[rows], self._transitions[rows], self._scale[rows], settings)
+        return ParameterSteps(self._steps[rows], self._transitions[rows], self._scale[rows], settings)
 
     def gradient_eps(self, parameter: str, step: int) -> float:
         """The machine precision of a parameter's gradients up to ``step``, as the root of their mean square; 0 in a

@@ -16,17 +16,17 @@ from dualform.errors import FrozenWeights, HorizonError, LayerNotFound, NoSteps,
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
-from .blocks import Block, Calls, join_blocks
-from .cache import Kept
+from .blocks import Block, CallTable, join_blocks
+from .cache import AnswerCache
 from .format.ledger_file import LedgerState, add_parts, read_ledger
 from .format.manifest import Manifest, Shard
 from .format.row_codec import COMPUTED, STORED, row_scale
 from .format.safetensors_file import map_tensors
-from .inference_mode import normal_mode
+from .inference_mode import outside_inference_mode
 from .io.atomic_file import verify
 from .rank_folders import ledgers_by_rank, lines, load_manifest
 from .snapshots import Snapshots
-from .step_table import NO_MOVES, Moves, Schedule
+from .step_table import NO_MOVES, ParameterSteps, StepTable
 
 BLOCK_ROWS = 4096
 """The most rows of a block."""
@@ -52,8 +52,8 @@ class Store:
         for name, entry in self._files.items():
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
-        self._calls: dict[str, Calls] = {}
-        self.kept = Kept()
+        self._calls: dict[str, CallTable] = {}
+        self.kept = AnswerCache()
         """What was computed from the memory and is worth keeping while it is open."""
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
@@ -143,10 +143,10 @@ class Store:
         return pa.concat_tables(self._tables("steps"), promote_options="permissive")
 
     @cached_property
-    def _schedule(self) -> Schedule:
-        return Schedule(self.step_table)
+    def _schedule(self) -> StepTable:
+        return StepTable(self.step_table)
 
-    def schedule(self, parameter: str) -> Moves:
+    def schedule(self, parameter: str) -> ParameterSteps:
         """What the optimiser did to a parameter. Kept for the next question."""
         return self.kept(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
@@ -177,7 +177,7 @@ class Store:
         """The entries of a parameter and its buffer that were kept after ``step`` (or the last move before it)."""
         return self._schedule.sample(parameter, step) if self.steps else None
 
-    def calls(self, layer: str) -> Calls:
+    def calls(self, layer: str) -> CallTable:
         """The calls of a layer's map."""
         if layer not in self._calls:
             self._calls[layer] = self._read_calls(layer)
@@ -187,7 +187,7 @@ class Store:
     def _call_tables(self) -> list[pa.Table]:
         return self._tables("calls")
 
-    def _read_calls(self, layer: str) -> Calls:
+    def _read_calls(self, layer: str) -> CallTable:
         self.need_steps()
         field = pa.compute.field  # type: ignore[attr-defined]
         table = pa.concat_tables(t.filter(field("layer") == layer) for t in self._call_tables)
@@ -198,7 +198,7 @@ class Store:
         names = ("step", "visit", "batch", "stride", "call", "factor", "bias_factor")
         columns = {name: table[name].to_numpy() for name in names}
         module = np.array([modules[name] for name in table["module"].to_pylist()], np.int64)
-        return Calls(start=start, rows=rows, module=module, **columns)
+        return CallTable(start=start, rows=rows, module=module, **columns)
 
     def _tables(self, kind: str) -> list[pa.Table]:
         return [table for shard in self.manifest.shards if (table := lines(self.path, shard, kind)) is not None]
@@ -321,7 +321,7 @@ class Store:
         if name not in self._mapped:
             if name in self._files:
                 verify(self.path / name, self._files[name], content=True)
-            with normal_mode():
+            with outside_inference_mode():
                 self._mapped[name] = map_tensors(self.path / name)
         return self._mapped[name]
 

@@ -12,11 +12,11 @@ from .heads.head_findings import HeadReport, SupportToken
 from .heads.origin import Origin, origin
 from .heads.report import Report, report, reports
 from .separation.generalised import TwoParts, fit_generalised
-from .separation.separation import Certificate, Separation, fit
+from .separation.separation import InfeasibilityCertificate, Separation, fit
 
 __all__ = [
-    "Certificate",
     "HeadReport",
+    "InfeasibilityCertificate",
     "Origin",
     "Proof",
     "Regression",

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dualform.attention.core import whole_number
 from dualform.errors import SizeError
-from dualform.models import Block, ViT
+from dualform.models import TransformerBlock, ViT
 
 from .tuned import Tuned, unit
 
@@ -27,7 +27,7 @@ class IntermediateProbe(Tuned):
         self.parts, tokens = whole_number("parts", parts, 1), backbone.pos_embed.shape[1]
         if parts > tokens:
             raise SizeError(f"parts={parts} is more than the {tokens} tokens of this backbone.")
-        if others := {type(block).__name__ for block in backbone.blocks if type(block) is not Block}:
+        if others := {type(block).__name__ for block in backbone.blocks if type(block) is not TransformerBlock}:
             raise SizeError(f"activations are taken of plain blocks, and this backbone has {sorted(others)}.")
         width = backbone.norm.normalized_shape[0]
         each = [3 * width + hidden_of(block) for block in backbone.blocks]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dualform.attention.core import whole_number
 from dualform.errors import LayerNotFound
 
-from .tuned import Model, frozen_copy
+from .tuned import ModelT, frozen_copy
 
 
 class LoRA(nn.Module):
@@ -38,7 +38,7 @@ class LoRA(nn.Module):
         return self.base(x) + self.scale * self.up(self.down(x))
 
 
-def with_lora(model: Model, rank: int = 4, *, alpha: float = 8.0, names: Sequence[str] = ("query", "value")) -> Model:
+def with_lora(model: ModelT, rank: int = 4, *, alpha: float = 8.0, names: Sequence[str] = ("query", "value")) -> ModelT:
     """A frozen copy of a model, whose linear layers of these names have a learned change of low rank.
 
     Adapters that it has already stay, and learn.

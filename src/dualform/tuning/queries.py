@@ -27,14 +27,14 @@ from dualform.attention import (
     SparseAttention,
 )
 from dualform.attention.core import chosen, whole_number
-from dualform.attention.sparse import Sparse
+from dualform.attention.sparse import SparseKernel
 from dualform.errors import SizeError
 from dualform.models import ViT
 
 from .tuned import Tuned, patch_bound, unit
 
 Combine = Literal["concat", "mean", "weighted"]
-Pool = Literal["class", "mean"]
+TokenPool = Literal["class", "mean"]
 
 
 def summary(block: Any, p: Float[Tensor, "b t D"], h: Float[Tensor, "b n D"]) -> Float[Tensor, "b t D"]:
@@ -57,11 +57,11 @@ class VisualQueryTuning(Tuned):
 
     def __init__(
         self, backbone: ViT, classes: int, *, tokens: int = 1, combine: Combine = "concat", dropout: float = 0.0,
-        pool: Pool = "class", detach_backbone: bool = True,
+        pool: TokenPool = "class", detach_backbone: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(backbone, detach_backbone=detach_backbone)
         self.combine: Combine = chosen("combine", combine, ("concat", "mean", "weighted"))
-        self.pool: Pool = chosen("pool", pool, ("class", "mean"))
+        self.pool: TokenPool = chosen("pool", pool, ("class", "mean"))
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
         see_that_queries_are_free(backbone, detach_backbone)
@@ -159,7 +159,7 @@ def see_that_queries_are_free(backbone: ViT, frozen: bool) -> None:
                 "takes it with train_only=True."
             )
         placed = isinstance(layer, ConvAttention | ConvolvedAttention | RelativeAttention | SparseAttention)
-        if placed or isinstance(layer.kernel, Sparse):
+        if placed or isinstance(layer.kernel, SparseKernel):
             raise SizeError(
                 f"queries of a {type(layer).__name__} depend on their place among others, and query tokens have none: "
                 "visual query tuning takes backbones with other attentions, such as softmax, bn, sh, linear or gqa."

@@ -14,9 +14,9 @@ from dualform.attention.core import whole_number, wide
 from dualform.errors import SizeError
 from dualform.models import ViT
 
-Made = TypeVar("Made")
-Own = TypeVar("Own", bound="Tuned")
-Model = TypeVar("Model", bound=nn.Module)
+MadeT = TypeVar("MadeT")
+TunedT = TypeVar("TunedT", bound="Tuned")
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 FIRST_BIAS = -math.log(99)
 """Where the biases of a new head begin: as if each class had one chance in a hundred."""
@@ -77,7 +77,7 @@ class Tuned(nn.Module):
         """Of all features those that the head is given."""
         return features if self.selected is None else features[:, self.selected]
 
-    def refit(self: Own, selected: Int[Tensor, " k"] | None = None, classes: int | None = None) -> Own:
+    def refit(self: TunedT, selected: Int[Tensor, " k"] | None = None, classes: int | None = None) -> TunedT:
         """The same network with a new head over some of its features; all but the head is frozen.
 
         ``selected`` are columns of this head, as ``select`` gives them; None: all of them. A frozen backbone is shared,
@@ -101,14 +101,14 @@ class Tuned(nn.Module):
         """One of the same kind on a frozen backbone, with all that was learned but the head."""
         raise NotImplementedError
 
-    def train(self: Own, mode: bool = True) -> Own:
+    def train(self: TunedT, mode: bool = True) -> TunedT:
         """A backbone that is not trained stays in evaluation mode: no dropout of its own changes its features."""
         super().train(mode)
         if self.detach_backbone:
             self.backbone.eval()
         return self
 
-    def of_backbone(self, function: Callable[..., Made], *given: Tensor) -> Made:
+    def of_backbone(self, function: Callable[..., MadeT], *given: Tensor) -> MadeT:
         """What a part of the backbone makes of something; without a graph where it is detached."""
         if not self.detach_backbone:
             return function(*given)
@@ -193,7 +193,7 @@ def adapters(model: nn.Module) -> list[nn.Parameter]:
     return [p for each in found for p in ([each] if isinstance(each, nn.Parameter) else each.parameters())]
 
 
-def frozen_copy(model: Model) -> Model:
+def frozen_copy(model: ModelT) -> ModelT:
     """A copy in which nothing learns but the adapters that it has already."""
     made = copy.deepcopy(model).requires_grad_(False)
     for each in adapters(made):

@@ -20,48 +20,50 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.progress import Watch
+from dualform.progress import OnProgress
 from dualform.rules import Rule, Seen, Settings
-from dualform.store import Block, Moves, Store, gradient_from
+from dualform.store import Block, ParameterSteps, Store, gradient_from
 from dualform.types import LayerInfo, Transition
 
-from ..stream import Slots, View, decoded
+from ..stream import DecodedSlots, StoreView, decoded
 
 ROOM = 1 << 28
 """Bytes of preconditioners that are held at a time."""
 
-GroupOf = Callable[[Block], Int[np.ndarray, " m"]]
+SlotGroups = Callable[[Block], Int[np.ndarray, " m"]]
 """The group of each slot of a block; −1 for slots that are in none."""
 
 
 @dataclass(frozen=True)
-class State:
+class ParameterState:
     """A parameter, the optimiser's buffer M of it, and the state that all examples share."""
 
     weight: Float[Tensor, "..."]
     buffer: Float[Tensor, "..."]
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def patch(self, of: Callable[[Tensor], Tensor]) -> "State":
+    def patch(self, of: Callable[[Tensor], Tensor]) -> "ParameterState":
         """Some entries of all of it."""
-        return State(of(self.weight), of(self.buffer), {name: of(tensor) for name, tensor in self.shared.items()})
+        return ParameterState(
+            of(self.weight), of(self.buffer), {name: of(tensor) for name, tensor in self.shared.items()}
+        )
 
-    def to(self, dtype: torch.dtype) -> "State":
+    def to(self, dtype: torch.dtype) -> "ParameterState":
         """In another precision."""
         return self.patch(lambda tensor: tensor.to(dtype))
 
 
 def advance(
-    rule: Rule, t: Transition, settings: Settings, state: State, gradient: Float[Tensor, "..."], eps: float
-) -> State:  # fmt: skip
+    rule: Rule, t: Transition, settings: Settings, state: ParameterState, gradient: Float[Tensor, "..."], eps: float
+) -> ParameterState:  # fmt: skip
     """One step of the optimiser: with its numbers, on a gradient as it finds it."""
     p, shared = precondition(rule, settings, state, gradient, eps)
-    weight, buffer = moved(rule, t, p, state.weight, state.buffer, gradient)
-    return State(weight, buffer, shared)
+    weight, buffer = after_step(rule, t, p, state.weight, state.buffer, gradient)
+    return ParameterState(weight, buffer, shared)
 
 
 def precondition(
-    rule: Rule, settings: Settings, state: State, gradient: Float[Tensor, "..."], eps: float
+    rule: Rule, settings: Settings, state: ParameterState, gradient: Float[Tensor, "..."], eps: float
 ) -> tuple[Tensor | None, Mapping[str, Tensor]]:
     """The map P of a step, and the shared state after it."""
     if rule.precondition is None:
@@ -70,16 +72,16 @@ def precondition(
     return rule.precondition(settings, shared, Seen(gradient, state.weight, state.buffer, eps)), shared
 
 
-def moved(
+def after_step(
     rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
     """W and M after a step, given P; of one part, or of several side by side."""
     weight, buffer = weight.clone(), buffer.clone()
-    move(rule, t, p, weight, buffer, gradient)
+    apply_step(rule, t, p, weight, buffer, gradient)
     return weight, buffer
 
 
-def move(rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor) -> None:
+def apply_step(rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor) -> None:
     """The same, in place: with many parts, new tensors would cost more than the sums."""
     push = None
     if p is not None and (t.wp or t.mp):
@@ -104,14 +106,14 @@ def _add(total: Tensor, *terms: tuple[float, Tensor | None]) -> None:
 # ------------------------------------------------------------------------------------------- gradients from slots
 
 
-class Gradients:
+class SlotGradients:
     """The gradients of some parameters, step by step, as the slots give them."""
 
     def __init__(self, store: Store, names: Iterable[str]) -> None:
         self.store, self.names = store, tuple(names)
         self.layers = [layer for layer in store.manifest.layers if set(layer.parameters) & set(self.names)]
 
-    def at(self, step: int) -> Iterator[tuple[LayerInfo, Slots]]:
+    def at(self, step: int) -> Iterator[tuple[LayerInfo, DecodedSlots]]:
         """The slots of each layer that a step used."""
         for layer in self.layers:
             block = self.store.step_block(layer.name, step)
@@ -127,7 +129,7 @@ class Gradients:
                     out[name] += gradient_of(layer, name, slots, self._shape(name))
         return out
 
-    def split(self, step: int, group_of: GroupOf, groups: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def split(self, step: int, group_of: SlotGroups, groups: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The whole gradient of each parameter, and those of its parts: the beginning has none, then each group."""
         whole = {name: self._zeros(name) for name in self.names}
         parts = {name: self._zeros(name, 1 + groups) for name in self.names}
@@ -150,7 +152,7 @@ class Gradients:
         return torch.zeros(*before, *self._shape(name), dtype=self.store.compute)
 
 
-def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int]) -> Float[Tensor, "..."]:
+def gradient_of(layer: LayerInfo, name: str, slots: DecodedSlots, shape: Sequence[int]) -> Float[Tensor, "..."]:
     """What some slots put into the gradient of one parameter of their layer."""
     assert slots.errors is not None
     value = slots.factors(name)
@@ -161,7 +163,7 @@ def gradient_of(layer: LayerInfo, name: str, slots: Slots, shape: Sequence[int])
     return gradient_from(layer, name, slots.keys, slots.errors * value.unsqueeze(1), shape)
 
 
-def _summed(slots: Slots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
+def _summed(slots: DecodedSlots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
     """The gradient of a bias, added up as autograd does it: call by call, row by row.
 
     A gradient may be zero but for the rounding of this very sum (the key bias of attention), and still move its bias,
@@ -178,7 +180,7 @@ def _summed(slots: Slots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]
 # ------------------------------------------------------------------------------------------- forwards
 
 
-class Track:
+class ParameterTrack:
     """One parameter on its way through the steps."""
 
     def __init__(self, store: Store, name: str) -> None:
@@ -190,7 +192,7 @@ class Track:
         self.state = first_state(store, name).to(store.compute)
 
     @cached_property
-    def moves(self) -> Moves:
+    def moves(self) -> ParameterSteps:
         """What the optimiser did to it."""
         return self.store.schedule(self.name)
 
@@ -202,11 +204,11 @@ class Track:
         t, scale = Transition(*self.moves.transitions[at].tolist()), float(self.moves.scale[at])
         gradient = gradient * scale
         p, shared = precondition(self.rule, self.moves.settings_at(at), self.state, gradient, self.eps)
-        weight, buffer = moved(self.rule, t, p, self.state.weight, self.state.buffer, gradient)
-        self.state = State(weight, buffer, shared)
+        weight, buffer = after_step(self.rule, t, p, self.state.weight, self.state.buffer, gradient)
+        self.state = ParameterState(weight, buffer, shared)
         return t, p, scale
 
-    def kept(self, step: int) -> State | None:
+    def kept(self, step: int) -> ParameterState | None:
         """The whole state after a step, if it was kept."""
         return first_state(self.store, self.name) if step == 0 else kept_state(self.store, self.name, step)
 
@@ -217,14 +219,14 @@ class Track:
             self.state = kept.to(self.store.compute)
 
 
-def first_state(store: Store, name: str) -> State:
+def first_state(store: Store, name: str) -> ParameterState:
     """A parameter and the optimiser's state of it as recording began."""
     weight, shared = store.initial(name), store.initial_states(name)
     buffer = shared.pop("buffer", None)
-    return State(weight, torch.zeros_like(weight) if buffer is None else buffer, shared)
+    return ParameterState(weight, torch.zeros_like(weight) if buffer is None else buffer, shared)
 
 
-def kept_state(store: Store, name: str, step: int) -> State | None:
+def kept_state(store: Store, name: str, step: int) -> ParameterState | None:
     """A parameter and the optimiser's state of it after a step, if all of it was kept."""
     rule = store.rule(name)
     shared = {key: store.kept_at(f"{name}#{key}", step) for key in (rule.shared if rule else ())}
@@ -232,7 +234,7 @@ def kept_state(store: Store, name: str, step: int) -> State | None:
     weight, buffer = store.kept_at(name, step), store.kept_at(f"{name}#buffer", step)
     if weight is None or rule is None or (rule.shared and not shared) or (not rule.shared and buffer is None):
         return None
-    return State(weight, torch.zeros_like(weight) if buffer is None else buffer, shared)
+    return ParameterState(weight, torch.zeros_like(weight) if buffer is None else buffer, shared)
 
 
 def clusters(store: Store, names: Iterable[str]) -> list[list[str]]:
@@ -250,7 +252,7 @@ def clusters(store: Store, names: Iterable[str]) -> list[list[str]]:
 
 
 @dataclass
-class Parts:
+class StateParts:
     """What a parameter and the optimiser's buffer of it are made of: (1 + groups, *shape), the beginning first."""
 
     weight: Float[Tensor, "..."]
@@ -268,15 +270,15 @@ class Parts:
 
 
 def replay(
-    store: Store, names: Iterable[str], view: View, *, group_of: GroupOf | None = None, groups: int = 1,
-    watch: Watch | None = None,
-) -> dict[str, Parts]:  # fmt: skip
+    store: Store, names: Iterable[str], view: StoreView, *, group_of: SlotGroups | None = None, groups: int = 1,
+    watch: OnProgress | None = None,
+) -> dict[str, StateParts]:  # fmt: skip
     """Run the steps up to the horizon again, and split parameters by groups of slots (one group: all that is shown)."""
-    out: dict[str, Parts] = {}
+    out: dict[str, StateParts] = {}
     grouped = _shown_groups(view, group_of)
     for cluster in clusters(store, names):
-        gradients = Gradients(store, cluster)
-        tracks = {name: Track(store, name) for name in cluster}
+        gradients = SlotGradients(store, cluster)
+        tracks = {name: ParameterTrack(store, name) for name in cluster}
         parts = {name: _begin(track.state, groups) for name, track in tracks.items()}
         for step in range(1, view.horizon + 1):
             if grouped is None:
@@ -288,7 +290,7 @@ def replay(
                 found = track.step(step, whole[name])
                 if found is not None:
                     t, p, scale = found
-                    move(track.rule, t, p, parts[name].weight, parts[name].buffer, split[name].mul_(scale))
+                    apply_step(track.rule, t, p, parts[name].weight, parts[name].buffer, split[name].mul_(scale))
                 track.look_up(step)
             if watch:
                 watch(sum(store.step_rows(layer.name, step) for layer in gradients.layers))
@@ -296,12 +298,12 @@ def replay(
     return out
 
 
-def _begin(state: State, groups: int) -> Parts:
+def _begin(state: ParameterState, groups: int) -> StateParts:
     none = state.weight.new_zeros(groups, *state.weight.shape)
-    return Parts(torch.cat([state.weight.unsqueeze(0), none]), torch.cat([state.buffer.unsqueeze(0), none]))
+    return StateParts(torch.cat([state.weight.unsqueeze(0), none]), torch.cat([state.buffer.unsqueeze(0), none]))
 
 
-def _shown_groups(view: View, group_of: GroupOf | None) -> GroupOf | None:
+def _shown_groups(view: StoreView, group_of: SlotGroups | None) -> SlotGroups | None:
     if group_of is None and view.visible is None:
         return None
 
@@ -314,11 +316,11 @@ def _shown_groups(view: View, group_of: GroupOf | None) -> GroupOf | None:
     return grouped
 
 
-def state_at(store: Store, names: Iterable[str], step: int) -> dict[str, State]:
+def state_at(store: Store, names: Iterable[str], step: int) -> dict[str, ParameterState]:
     """Parameters and the optimiser's state of them after a step, from their first state and the slots alone."""
-    out: dict[str, State] = {}
+    out: dict[str, ParameterState] = {}
     for cluster in clusters(store, names):
-        gradients, tracks = Gradients(store, cluster), {name: _track(store, name) for name in cluster}
+        gradients, tracks = SlotGradients(store, cluster), {name: _track(store, name) for name in cluster}
         for s in range(1, step + 1):
             whole = gradients.total(s)
             for name, track in tracks.items():
@@ -327,8 +329,8 @@ def state_at(store: Store, names: Iterable[str], step: int) -> dict[str, State]:
     return out
 
 
-def _track(store: Store, name: str) -> Track:
-    track = Track(store, name)
+def _track(store: Store, name: str) -> ParameterTrack:
+    track = ParameterTrack(store, name)
     track.state = track.state.to(torch.float64)
     return track
 
@@ -339,14 +341,14 @@ Factor = float | Tensor
 """What a part of the past counts for: a number, one for each entry, or a matrix from the left."""
 
 
-def backwards(store: Store, layer: LayerInfo, horizon: int) -> Iterator[tuple[int, dict[str, Factor]]]:
+def backward_factors(store: Store, layer: LayerInfo, horizon: int) -> Iterator[tuple[int, dict[str, Factor]]]:
     r"""What the gradient of each step counts for in the weights of a layer at the horizon, from the last step down.
 
     .. math:: W_h = \ldots + \sum_s C_s(h)\, G_s
 
     Carried is the row :math:`[w\; m]` that begins as [1 0]: what W and M after a step count for at the horizon.
     """
-    tracks = {name: Track(store, name) for name in layer.weights if store.parameters[name].by_slots}
+    tracks = {name: ParameterTrack(store, name) for name in layer.weights if store.parameters[name].by_slots}
     carried: dict[str, tuple[Factor, Factor]] = dict.fromkeys(tracks, (1.0, 0.0))
     for begin, end in reversed(list(pairwise(_stations(store, tracks, horizon)))):
         for steps in _forwards(store, tracks, begin, end):
@@ -387,20 +389,20 @@ def _matrix(factor: Factor, like: Tensor) -> Tensor:
     return factor * torch.eye(len(like), dtype=like.dtype)
 
 
-def _stations(store: Store, tracks: Mapping[str, Track], horizon: int) -> list[int]:
+def _stations(store: Store, tracks: Mapping[str, ParameterTrack], horizon: int) -> list[int]:
     """The steps after which all of the state is known, up to the horizon; and the horizon."""
     known = [s for s in store.kept_steps if s < horizon and all(track.kept(s) is not None for track in tracks.values())]
     return [0, *known, horizon] if horizon else [0]
 
 
-Steps = Iterable[tuple[int, dict[str, tuple[Transition, Tensor | None, float]]]]
+StepStream = Iterable[tuple[int, dict[str, tuple[Transition, Tensor | None, float]]]]
 
 
-def _forwards(store: Store, tracks: Mapping[str, Track], begin: int, end: int) -> Iterator[Steps]:
+def _forwards(store: Store, tracks: Mapping[str, ParameterTrack], begin: int, end: int) -> Iterator[StepStream]:
     """The numbers and preconditioners of the steps after ``begin`` up to ``end``, last first, as many as there is room
     for at a time.
     """
-    gradients = Gradients(store, tracks)
+    gradients = SlotGradients(store, tracks)
     for track in tracks.values():
         track.look_up(begin)
     size = sum(store.parameters[name].size for name in tracks) * store.compute.itemsize
@@ -416,7 +418,7 @@ def _forwards(store: Store, tracks: Mapping[str, Track], begin: int, end: int) -
         yield reversed(_run(gradients, tracks, first, last, keep=True))
 
 
-def _run(gradients: Gradients, tracks: Mapping[str, Track], begin: int, end: int, keep: bool) -> list:
+def _run(gradients: SlotGradients, tracks: Mapping[str, ParameterTrack], begin: int, end: int, keep: bool) -> list:
     found = []
     for step in range(begin + 1, end + 1):
         whole = gradients.total(step)

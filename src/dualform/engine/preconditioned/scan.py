@@ -14,25 +14,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.progress import Watch
-from dualform.store import Store, matrix_of, parts_of
+from dualform.progress import OnProgress
+from dualform.store import Store, assemble_matrix, split_by_parameter
 from dualform.types import LayerInfo
 
-from ..scan import Queries, Reduction, Scores
-from ..stream import Slots, View, decoded
-from .recurrence import Factor, backwards
+from ..scan import LayerQueries, Reduction, Scores
+from ..stream import DecodedSlots, StoreView, decoded
+from .recurrence import Factor, backward_factors
 
 TARGETS = 1 << 24
 """Entries of (queries × weights) that are held at a time."""
 
 
 def scan_backwards(
-    store: Store, layer: str, view: View, queries: Queries, reductions: Sequence[Reduction], watch: Watch | None = None
-) -> None:  # fmt: skip
+    store: Store,
+    layer: str,
+    view: StoreView,
+    queries: LayerQueries,
+    reductions: Sequence[Reduction],
+    watch: OnProgress | None = None,
+) -> None:
     """Show the contribution of every slot of the view to every reduction, the last step first."""
     info, _ = store.layer(layer)
     pulls = list(_pulls(info, queries))
-    for step, factors in backwards(store, info, view.horizon):
+    for step, factors in backward_factors(store, info, view.horizon):
         block = store.step_block(layer, step)
         if block is None:
             continue
@@ -53,7 +58,7 @@ def scan_backwards(
             first += len(pull)
 
 
-def _pulls(layer: LayerInfo, queries: Queries) -> Iterator[Float[Tensor, "n d_out w"]]:
+def _pulls(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float[Tensor, "n d_out w"]]:
     """What an example asks of each entry of the layer's matrix: the sum of u qᵀ over its rows, some examples at a
     time.
     """
@@ -67,11 +72,11 @@ def _pulls(layer: LayerInfo, queries: Queries) -> Iterator[Float[Tensor, "n d_ou
                 each.index_add_(0, tokens[:, 0].long(), direction)
             yield pull.mT
         else:
-            yield torch.cat([u[..., e].mT @ q[..., k] for k, e in parts_of(layer)], 1)
+            yield torch.cat([u[..., e].mT @ q[..., k] for k, e in split_by_parameter(layer)], 1)
 
 
 def _contributions(
-    store: Store, layer: LayerInfo, slots: Slots, factors: dict[str, Factor], pull: Float[Tensor, "n d_out w"]
+    store: Store, layer: LayerInfo, slots: DecodedSlots, factors: dict[str, Factor], pull: Float[Tensor, "n d_out w"]
 ) -> Float[Tensor, "n m"]:
     assert slots.errors is not None
     value = slots.factors(layer.weights[0])
@@ -80,11 +85,11 @@ def _contributions(
     errors = slots.errors * value.unsqueeze(1)
     if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
         return _through_matrices(layer, slots.keys, errors, factors, pull)
-    pull = pull * matrix_of(layer, {name: _whole(store, name, factors.get(name, 0.0)) for name in layer.weights})
+    pull = pull * assemble_matrix(layer, {name: _whole(store, name, factors.get(name, 0.0)) for name in layer.weights})
     if layer.indexed:
         return (pull[:, :, slots.keys[:, 0].long()] * errors.mT).sum(1)
     out = errors.new_zeros(len(pull), len(errors))
-    for k, e in parts_of(layer):
+    for k, e in split_by_parameter(layer):
         keys, part = slots.keys[:, k], pull[:, e]
         if part.shape[1] <= part.shape[2]:
             out += torch.einsum("nmd,md->nm", keys @ part.mT, errors[:, e])

@@ -10,8 +10,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from dualform.errors import ModelMismatch, QueryError
-from dualform.record import Call, Kind, Point, kind_of, owns_forward
-from dualform.store import Store, matrix_of, normal_mode, parts_of
+from dualform.record import ErrorPoint, LayerKind, ModuleCall, kind_of, owns_forward
+from dualform.store import Store, assemble_matrix, outside_inference_mode, split_by_parameter
 from dualform.types import LayerInfo, ModuleInfo
 
 from .batch_axis import axis_of_examples, require_batch_axis
@@ -20,12 +20,12 @@ from .model_inputs import arguments_of
 from .model_shadow import shadow_of
 from .targets import Target, choose
 
-Layers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
+RecordedLayers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
 """Recorded layers by the names of their uses."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class MapCalls:
     """What one map saw, call by call: its inputs, the target's gradient at its outputs, the outputs themselves, and the
     shape that its module gives them.
     """
@@ -45,10 +45,10 @@ class Capture:
     output: Any
     target: str
     examples: int
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, MapCalls]
 
 
-def run(model: nn.Module, inputs: Any) -> Any:
+def run_model(model: nn.Module, inputs: Any) -> Any:
     """The model's output."""
     args, kwargs = arguments_of(model, inputs)
     return model(*args, **kwargs)
@@ -58,11 +58,11 @@ def run(model: nn.Module, inputs: Any) -> Any:
 class Watched:
     """The calls of one module, and the errors that arrived at each."""
 
-    kind: Kind
+    kind: LayerKind
     names: Sequence[str]
-    calls: list[tuple[Call, list[Tensor | None]]] = field(default_factory=list)
+    calls: list[tuple[ModuleCall, list[Tensor | None]]] = field(default_factory=list)
 
-    def see(self, call: Call, points: Sequence[Point]) -> None:
+    def see(self, call: ModuleCall, points: Sequence[ErrorPoint]) -> None:
         """A call was made: note what arrives at its points."""
         errors: list[Tensor | None] = [None] * len(points)
         self.calls.append((call, errors))
@@ -75,13 +75,18 @@ def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[T
 
 
 def capture(
-    model: nn.Module, inputs: Any, layers: Layers, weights: Mapping[str, Tensor] | None, target: Target, store: Store
-) -> Capture:  # fmt: skip
+    model: nn.Module,
+    inputs: Any,
+    layers: RecordedLayers,
+    weights: Mapping[str, Tensor] | None,
+    target: Target,
+    store: Store,
+) -> Capture:
     """Run a shadow of the model and its target backwards; note what the recorded layers saw."""
-    with normal_mode(), torch.enable_grad():
+    with outside_inference_mode(), torch.enable_grad():
         shadow = shadow_of(model, weights, differentiable=True)
         watched = _watch_layers(shadow, layers)
-        output = run(shadow, inputs)
+        output = run_model(shadow, inputs)
         keys = _keys(watched)
         require_batch_axis(store, inputs, keys)
         axes = {
@@ -97,7 +102,7 @@ def capture(
     return Capture(_detached(output), described, examples, seen)
 
 
-def _watch_layers(model: nn.Module, layers: Layers) -> dict[str, Watched]:
+def _watch_layers(model: nn.Module, layers: RecordedLayers) -> dict[str, Watched]:
     """Watch the calls of all recorded modules, by their paths."""
     watched: dict[str, Watched] = {}
     modules = dict(model.named_modules())
@@ -140,7 +145,9 @@ def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:
     return Watched(kind, [f"{path}.{each.name}" if each.name else path for each in kind.maps(module)])
 
 
-def _axes(layers: Layers, keys: Mapping[str, Sequence[Tensor]], axes: Mapping[str, int]) -> dict[torch.Size, int]:
+def _axes(
+    layers: RecordedLayers, keys: Mapping[str, Sequence[Tensor]], axes: Mapping[str, int]
+) -> dict[torch.Size, int]:
     """Which axis counts the examples in outputs of some shapes."""
     return {
         torch.Size((*key.shape[:-1], info.d_out)): axes[name]
@@ -162,11 +169,11 @@ def _keys(watched: Mapping[str, Watched]) -> dict[str, list[Tensor]]:
 def _seen(
     layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str,
     axis: int,
-) -> Seen:  # fmt: skip
+) -> MapCalls:  # fmt: skip
     info, use = layer
     mine = watched[use.path]
     number = mine.names.index(name)
-    matrix = matrix_of(info, tensors)
+    matrix = assemble_matrix(info, tensors)
     bias = sum((tensors[bias] for bias in use.biases), torch.zeros((), dtype=matrix.dtype))
     inputs, directions, outputs, shapes = [], [], [], []
     for call, errors in mine.calls:
@@ -179,7 +186,7 @@ def _seen(
                     torch.zeros_like(outputs[-1]) if nothing else found.error.reshape(outputs[-1].shape)  # type: ignore
                 )
                 shapes.append(call.shape)
-    return Seen(inputs, directions, outputs, shapes, axis)
+    return MapCalls(inputs, directions, outputs, shapes, axis)
 
 
 def apply(
@@ -188,7 +195,7 @@ def apply(
     """What the matrix of a layer makes of its inputs."""
     if layer.indexed:
         return matrix.mT[rows[..., 0].long()]
-    return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in parts_of(layer)], -1)
+    return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in split_by_parameter(layer)], -1)
 
 
 def _check_width(name: str, width: int, module: nn.Module, args: tuple, kwargs: dict) -> None:

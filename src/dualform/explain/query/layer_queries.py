@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dualform.engine import Queries
+from dualform.engine import LayerQueries
 from dualform.errors import QueryError
 from dualform.types import LayerInfo, ModuleInfo, Score
 
@@ -16,7 +16,7 @@ from .example_axis import rows_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class LayerQuestion:
     """One question to one layer: the pass over the queries, and which rows of it count."""
 
     info: LayerInfo
@@ -45,13 +45,13 @@ class Asked:
         """The gradient of the target at these outputs."""
         return self._rows(self.found.seen[self.module.name].directions)
 
-    def queries(self, dtype: torch.dtype) -> Queries:
+    def queries(self, dtype: torch.dtype) -> LayerQueries:
         """The rows, ready for a scan."""
         rows, directions = (t.cpu().to(dtype) for t in (self.inputs, self.directions))
         _finite(rows, f"what layer '{self.module.name}' sees")
         if self.score == "contribution":
             _finite(directions, f"the target's gradient at layer '{self.module.name}'")
-        return Queries(rows.flatten(0, 1), directions.flatten(0, 1), rows.shape[1])
+        return LayerQueries(rows.flatten(0, 1), directions.flatten(0, 1), rows.shape[1])
 
     def _by_example(self, tensors: Sequence[Tensor]) -> Shaped[Tensor, "n r d"]:
         axis = self.found.seen[self.module.name].axis

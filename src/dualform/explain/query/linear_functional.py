@@ -14,18 +14,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.store import matrix_of
+from dualform.store import assemble_matrix
 from dualform.types import LayerInfo
 
 from ..spotlight import Spotlight
-from .capture import Capture, Seen, apply
+from .capture import Capture, MapCalls, apply
 from .targets import Target
 
 if TYPE_CHECKING:
     from ..memory import Memory
 
 
-class Along(Spotlight):
+class LinearFunctional(Spotlight):
     """A spotlight on ⟨W, A⟩ + ⟨b, a⟩ of one layer, instead of on some inputs: what is each part of that number?"""
 
     def __init__(
@@ -41,12 +41,12 @@ class Along(Spotlight):
         u, v = (U * S).mT[kept] / 2, V[kept]
         rest = torch.zeros(1, len(A), dtype=torch.float64) if a is None else a.detach().cpu().double().unsqueeze(0)
         rows, directions = torch.cat([v, -v, torch.zeros_like(V[:1])]), torch.cat([u, -u, rest])
-        matrix = matrix_of(info, {name: memory.parameter(name) for name in info.weights})
+        matrix = assemble_matrix(info, {name: memory.parameter(name) for name in info.weights})
         outputs = apply(info, matrix, rows)
         for bias in module.biases:
             outputs = outputs + memory.parameter(bias)
         made = [_as_one_example(each, info.batch_dim) for each in (rows, directions, outputs)]
-        seen = Seen([made[0]], [made[1]], [made[2]], [_as_it_is], info.batch_dim)
+        seen = MapCalls([made[0]], [made[1]], [made[2]], [_as_it_is], info.batch_dim)
         super().__init__(memory, torch.nn.Identity(), rows, None, None)
         self.layer = layer
         self._found = Capture(None, f"⟨W, A⟩ of {layer}", 1, {module.name: seen})

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dualform.errors import QueryError
 
-from .model_shadow import Through
+from .model_shadow import PassThrough
 
 
 def arguments_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -49,7 +49,7 @@ def usable(inputs: Any) -> Any:
 
 def _inner(model: nn.Module) -> nn.Module:
     """The network behind wrappers that pass all arguments on."""
-    while isinstance(model, Through):
+    while isinstance(model, PassThrough):
         model = model.inner
     return model
 

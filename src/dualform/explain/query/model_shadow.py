@@ -103,7 +103,7 @@ class _Builder(References):
         if isinstance(module, torch.jit.ScriptModule):
             return self.remember(module, copy.deepcopy(module).eval().requires_grad_(self.differentiable))
         inner = _wrapped(module)
-        twin = self.remember(module, object.__new__(type(module) if inner is None else Through))
+        twin = self.remember(module, object.__new__(type(module) if inner is None else PassThrough))
         attributes = vars(module)
         if inner is not None:
             attributes = {name: attributes[name] for name in vars(nn.Module()) if name in attributes}
@@ -161,7 +161,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
-class Through(nn.Module):
+class PassThrough(nn.Module):
     """Stands for a wrapper of a network in its shadow: all that it does is to pass inputs on."""
 
     @property

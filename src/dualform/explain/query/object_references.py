@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-Twin = TypeVar("Twin")
+Copied = TypeVar("Copied")
 
 ATOMS = (
     str, int, float, bool, complex, bytes, type(None), type, torch.dtype, torch.device, ModuleType, BuiltinFunctionType,
@@ -50,7 +50,7 @@ class References:
         """The copy of a tensor."""
         raise NotImplementedError
 
-    def remember(self, value: Any, twin: Twin) -> Twin:
+    def remember(self, value: Any, twin: Copied) -> Copied:
         """From now on a value has this copy."""
         self._originals.append(value)
         self.memo[id(value)] = twin

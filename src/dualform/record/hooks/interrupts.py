@@ -45,7 +45,7 @@ class Interrupts:
         self._arrived = 0
         self._messages: list[str] = []
         self._waits_for: str | None = None
-        self._standing: Standing | None = None
+        self._standing: InstalledHandler | None = None
         self._sections: dict[CodeType, tuple[str, object]] = {SECTION: ("interrupts", self)}
 
     # ------------------------------------------------------------------------------------------------- sections
@@ -99,7 +99,7 @@ class Interrupts:
     def _stand(self) -> None:
         before = getsignal(signal.SIGINT)
         if callable(before) and _in_main_thread():
-            self._standing = Standing(self, before)
+            self._standing = InstalledHandler(self, before)
             signal.signal(signal.SIGINT, self._standing)
 
     def arrive(self, before: Handler, number: int, frame: FrameType | None) -> None:
@@ -163,7 +163,7 @@ class Interrupts:
             self.deliver(frame)
 
 
-class Standing:
+class InstalledHandler:
     """Our handler, and the one ``before`` it."""
 
     def __init__(self, interrupts: Interrupts, before: Handler) -> None:
@@ -176,7 +176,7 @@ class Standing:
     def last(self) -> Handler:
         """The handler before all of ours that belong to recordings that are over."""
         before = self.before
-        return before.last() if isinstance(before, Standing) and not before.interrupts._sections else before
+        return before.last() if isinstance(before, InstalledHandler) and not before.interrupts._sections else before
 
 
 def _section(interrupts: Interrupts, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @contextmanager
-def around(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def wrapped_method(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Inside the ``with`` a method of one object is ``function``, whose first argument is the method itself."""
     method, own = getattr(owner, name), vars(owner).get(name)
 

@@ -27,11 +27,11 @@ class NoShadow(Exception):
     """A model of which no shadow can be made."""
 
 
-def shadow_of(model: nn.Module) -> dict[nn.Module, nn.Module]:
+def probe_shadow(model: nn.Module) -> dict[nn.Module, nn.Module]:
     """The shadow of each module, the model's own first. Tied weights stay tied."""
     originals = list(model.modules())
     for module in originals:
-        if opaque(module):
+        if is_opaque(module):
             raise NoShadow(f"{type(module).__name__}.forward was replaced by a function of its own")
     replaced: dict[int, Any] = {}
     for tensor in model.parameters():
@@ -51,7 +51,7 @@ def shadow_of(model: nn.Module) -> dict[nn.Module, nn.Module]:
     return {module: replaced[id(module)] for module in originals}
 
 
-def opaque(module: nn.Module) -> bool:
+def is_opaque(module: nn.Module) -> bool:
     """Whether the module runs code that leads back to the model itself, not to its shadow."""
     forward = module.__dict__.get("forward")
     while isinstance(forward, MethodType | partial):

@@ -16,7 +16,7 @@ tell: then something may always be.
 """
 
 
-def eager(hook: Callable[P, R]) -> Callable[P, R]:
+def uncompiled(hook: Callable[P, R]) -> Callable[P, R]:
     """Keep a hook, and all that it calls, out of compiled graphs: the graph breaks there.
 
     ``torch.compiler.disable`` does the same, but imports the compiler together with dualform, and takes its time also

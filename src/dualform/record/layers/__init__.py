@@ -1,19 +1,19 @@
 """One layer kind a file: which linear maps a module applies, and how their inputs and errors are found."""
 
 from ..hooks.picklable_hook import Hook
-from .protocol import Call, Found, Kind, Map, Point, Unseen, Watch
+from .protocol import ErrorPoint, LayerKind, LinearMap, MapRows, ModuleCall, OnCall, OnUnseen
 from .table import KINDS, computed, kind_of, owns_forward, refusal_of
 
 __all__ = [
     "KINDS",
-    "Call",
-    "Found",
+    "ErrorPoint",
     "Hook",
-    "Kind",
-    "Map",
-    "Point",
-    "Unseen",
-    "Watch",
+    "LayerKind",
+    "LinearMap",
+    "MapRows",
+    "ModuleCall",
+    "OnCall",
+    "OnUnseen",
     "computed",
     "kind_of",
     "owns_forward",

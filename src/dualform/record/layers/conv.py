@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .inner_map import Inner, WatchedInside, owner_of_forward
-from .protocol import Found, Key, Map, Pointed, argument, kept, point_of
+from .inner_map import InnerCall, InnerMapKind, owner_of_forward
+from .protocol import CallAndPoints, LinearMap, MapInputs, MapRows, argument, keep_input, point_of
 
 OWN = {
     (cls, name): vars(cls)[name] for cls in (nn.Conv1d, nn.Conv2d) for name in ("forward", "_conv_forward")
@@ -18,7 +18,7 @@ OWN = {
 FUNCTIONS: dict[Callable, int] = {torch.conv1d: 1, torch.conv2d: 2}
 
 
-class Kernel(NamedTuple):
+class KernelGeometry(NamedTuple):
     """How a kernel moves over its input: sizes along each axis, and what is padded (as ``F.pad`` takes it)."""
 
     size: tuple[int, ...]
@@ -32,19 +32,19 @@ class Kernel(NamedTuple):
 class ConvCall:
     """The key of a position is its patch, unfolded; the error the gradient at that position of the output."""
 
-    def __init__(self, kernel: Kernel, x: Tensor, size: torch.Size) -> None:
+    def __init__(self, kernel: KernelGeometry, x: Tensor, size: torch.Size) -> None:
         self.kernel, self.x, self.size = kernel, x, size
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """One patch a position."""
-        return (Key(0, patches(self.kernel, self.x)),)
+        return (MapInputs(0, patches(self.kernel, self.x)),)
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """One row a position: (examples, positions, …)."""
         error = errors[0]
         if error is not None:
             error = error.reshape(-1, self.kernel.channels, self._positions).mT
-        return (Found(0, self.inputs()[0].rows, error),)
+        return (MapRows(0, self.inputs()[0].rows, error),)
 
     @property
     def _positions(self) -> int:
@@ -55,7 +55,7 @@ class ConvCall:
         return output.unflatten(0, (-1, self._positions)).mT.reshape(self.size)
 
 
-def patches(kernel: Kernel, x: Tensor) -> Tensor:
+def patches(kernel: KernelGeometry, x: Tensor) -> Tensor:
     """What lies under the kernel at each position: (examples, positions, channels × kernel)."""
     flat = len(kernel.size) == 1
     x = x.unsqueeze(0) if x.ndim == (2 if flat else 3) else x
@@ -66,18 +66,18 @@ def patches(kernel: Kernel, x: Tensor) -> Tensor:
     return F.unfold(x.unsqueeze(2), size, dilation, 0, stride).mT
 
 
-class Convolution(WatchedInside):
+class ConvolutionKind(InnerMapKind):
     """Groups are parts of one layer."""
 
     name, batch_dim = "convolution", 0
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its one map."""
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
         width = module.in_channels // module.groups * int(torch.tensor(module.kernel_size).prod())
         biases = () if module.bias is None else ("bias",)
         return (
-            Map((("weight", width),), biases, width * module.groups, module.out_channels, parts=module.groups),
+            LinearMap((("weight", width),), biases, width * module.groups, module.out_channels, parts=module.groups),
         )  # fmt: skip
 
     def refusal(self, module: nn.Module) -> str | None:
@@ -88,12 +88,12 @@ class Convolution(WatchedInside):
             )
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
-        x = kept(argument(args, kwargs, 0, "input"), output.dtype, module.weight.requires_grad)
+        x = keep_input(argument(args, kwargs, 0, "input"), output.dtype, module.weight.requires_grad)
         return ConvCall(_kernel_of(module), x, output.shape), (point_of(output),)
 
     def is_plain(self, module: nn.Module) -> bool:
@@ -103,7 +103,7 @@ class Convolution(WatchedInside):
         names = ("forward", "_conv_forward")
         return all(owner_of_forward(module, name) is cls and vars(cls)[name] is OWN[cls, name] for name in names)
 
-    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> InnerCall | None:
         """``F.conv1d`` or ``F.conv2d`` with as many groups as the layer has parts."""
         if FUNCTIONS.get(function) is None or not output.requires_grad:
             return None
@@ -111,19 +111,19 @@ class Convolution(WatchedInside):
         groups = 1 if (given := argument(args, kwargs, 6, "groups")) is None else given
         if weight is not module._parameters["weight"] or groups != module.groups:
             return None
-        x = kept(argument(args, kwargs, 0, "input"), output.dtype, weight.requires_grad)
+        x = keep_input(argument(args, kwargs, 0, "input"), output.dtype, weight.requires_grad)
         call = ConvCall(_kernel_in(weight, args, kwargs), x, output.shape)
-        return Inner(call, point_of(output), bias is not None and bias is module._parameters.get("bias"))
+        return InnerCall(call, point_of(output), bias is not None and bias is module._parameters.get("bias"))
 
 
-def _kernel_of(module: nn.Conv1d | nn.Conv2d) -> Kernel:
+def _kernel_of(module: nn.Conv1d | nn.Conv2d) -> KernelGeometry:
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     around: Sequence[int] = module._reversed_padding_repeated_twice  # pyright: ignore[reportAttributeAccessIssue]
     sizes = module.kernel_size, module.stride, module.dilation
-    return Kernel(*sizes, tuple(around), mode, module.out_channels)
+    return KernelGeometry(*sizes, tuple(around), mode, module.out_channels)
 
 
-def _kernel_in(weight: Tensor, args: tuple, kwargs: dict) -> Kernel:
+def _kernel_in(weight: Tensor, args: tuple, kwargs: dict) -> KernelGeometry:
     """The kernel of a functional call."""
     size = tuple(weight.shape[2:])
     stride, dilation = (_each(argument(args, kwargs, i, name), size) for i, name in ((3, "stride"), (5, "dilation")))
@@ -133,7 +133,7 @@ def _kernel_in(weight: Tensor, args: tuple, kwargs: dict) -> Kernel:
         sides = [(each // 2, each - each // 2) for each in whole]
     else:
         sides = [(each, each) for each in _each(0 if padding in (None, "valid") else padding, size)]
-    return Kernel(size, stride, dilation, sum(reversed(sides), ()), "constant", len(weight))
+    return KernelGeometry(size, stride, dilation, sum(reversed(sides), ()), "constant", len(weight))
 
 
 def _each(value: int | Sequence[int] | None, size: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .inner_map import Inner, WatchedInside, owner_of_forward
-from .protocol import Found, Key, Map, Point, Pointed, argument, point_of
+from .inner_map import InnerCall, InnerMapKind, owner_of_forward
+from .protocol import CallAndPoints, ErrorPoint, LinearMap, MapInputs, MapRows, argument, point_of
 
 FORWARD, EMBEDDING = nn.Embedding.forward, F.embedding
 
@@ -19,38 +19,38 @@ class EmbeddingCall:
     def __init__(self, tokens: Tensor, padding: int | None = None, by_frequency: bool = False) -> None:
         self.tokens, self.padding, self.by_frequency = tokens, padding, by_frequency
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """The tokens."""
-        return (Key(0, self.tokens.unsqueeze(-1)),)
+        return (MapInputs(0, self.tokens.unsqueeze(-1)),)
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """One row a token; the padding token learns nothing."""
         error = errors[0]
         if error is None:
-            return (Found(0, self.inputs()[0].rows, None),)
+            return (MapRows(0, self.inputs()[0].rows, None),)
         error = error.reshape(*self.tokens.shape, -1)
         if self.padding is not None:
             error = error.masked_fill((self.tokens == self.padding).unsqueeze(-1), 0.0)
         if self.by_frequency:
             _, which, counts = self.tokens.unique(return_inverse=True, return_counts=True)
             error = error / counts[which].unsqueeze(-1)
-        return (Found(0, self.inputs()[0].rows, error),)
+        return (MapRows(0, self.inputs()[0].rows, error),)
 
     def shape(self, output: Tensor) -> Tensor:
         """One vector a token."""
         return output.reshape(*self.tokens.shape, output.shape[-1])
 
 
-class Embedding(WatchedInside):
+class EmbeddingKind(InnerMapKind):
     """A table of vectors, one a token."""
 
     name, batch_dim = "embedding", None
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its one map."""
         assert isinstance(module, nn.Embedding)
         size = module.num_embeddings
-        return (Map((("weight", size),), (), size, module.embedding_dim, turned=True, indexed=True),)
+        return (LinearMap((("weight", size),), (), size, module.embedding_dim, turned=True, indexed=True),)
 
     def refusal(self, module: nn.Module) -> str | None:
         """Whatever changes the table beside the optimiser cannot be explained."""
@@ -63,7 +63,7 @@ class Embedding(WatchedInside):
             return "is an nn.Embedding with sparse=True; record it with sparse=False, which trains the same weights."
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
@@ -75,7 +75,7 @@ class Embedding(WatchedInside):
         """Whether it runs ``nn.Embedding.forward``."""
         return owner_of_forward(module) is nn.Embedding and nn.Embedding.forward is FORWARD
 
-    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> InnerCall | None:
         """``F.embedding(tokens, W)``, ``W[tokens]``, ``W[begin:end]`` or ``W.index_select(0, tokens)``."""
         weight = module._parameters["weight"]
         assert weight is not None
@@ -88,7 +88,7 @@ class Embedding(WatchedInside):
             return None
         if call is None or not output.requires_grad:
             return None
-        return Inner(call, Point(output.grad_fn, output.output_nr), False)
+        return InnerCall(call, ErrorPoint(output.grad_fn, output.output_nr), False)
 
 
 def _functional(weight: Tensor, args: tuple, kwargs: dict) -> EmbeddingCall | None:

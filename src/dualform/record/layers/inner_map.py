@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..hooks.picklable_hook import Hook
-from .protocol import AfterForward, Call, Node, Point, Unseen, Watch, point_of
+from .protocol import AfterForward, ErrorPoint, ModuleCall, Node, OnCall, OnUnseen, point_of
 
 COMPILED = "it runs a forward pass of its own inside torch.compile, where the functional call of its map cannot be seen"
 
@@ -25,23 +25,23 @@ ADDITIONS = frozenset(
 )  # fmt: skip
 
 
-class Inner(NamedTuple):
+class InnerCall(NamedTuple):
     """A functional call with a module's own weight, and whether it added the module's own bias."""
 
-    call: Call
-    point: Point
+    call: ModuleCall
+    point: ErrorPoint
     biased: bool
 
 
 class InnerCalls(TorchFunctionMode):
     """Watches one forward pass of a module; only the thread that runs it is affected."""
 
-    def __init__(self, kind: "WatchedInside", module: nn.Module) -> None:
+    def __init__(self, kind: "InnerMapKind", module: nn.Module) -> None:
         super().__init__()
         self.kind, self.module = kind, module
         self.seen: set[str] = set()
         """Names of the module's parameters that entered the map."""
-        self._calls: list[tuple[Call, list[Point], Tensor]] = []
+        self._calls: list[tuple[ModuleCall, list[ErrorPoint], Tensor]] = []
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Let a function run as it is, and tell of it where it is the module's map."""
@@ -55,7 +55,7 @@ class InnerCalls(TorchFunctionMode):
             self._add(args, output)
         return output
 
-    def tell(self, watch: Watch) -> None:
+    def tell(self, watch: OnCall) -> None:
         """Tell of all calls of the map."""
         for call, points, _ in self._calls:
             watch(call, points)
@@ -73,18 +73,18 @@ class InnerCalls(TorchFunctionMode):
                 points.append(point_of(output))
 
 
-class WatchedInside(AfterForward):
+class InnerMapKind(AfterForward):
     """A kind with one weight, whose modules are looked at from outside if they are plain, else from inside."""
 
     def is_plain(self, module: nn.Module) -> bool:
         """Whether a module runs the forward pass of the class that its kind stands for, and nothing else."""
         raise NotImplementedError
 
-    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> InnerCall | None:
         """What a functional call was, if it is the map of a module with the module's own weight."""
         raise NotImplementedError
 
-    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+    def attach(self, module: nn.Module, watch: OnCall, unseen: OnUnseen | None = None) -> list[Any]:
         """Look at inputs and outputs; inside the forward pass where the module has one of its own."""
         if self.is_plain(module) and not torch.nn.modules.module._global_forward_hooks:
             return super().attach(module, watch, unseen)
@@ -98,7 +98,7 @@ class WatchedInside(AfterForward):
 class ForwardPasses:
     """The forward passes of one module that are being watched, in each thread the innermost last."""
 
-    def __init__(self, kind: WatchedInside, watch: Watch, unseen: Unseen | None) -> None:
+    def __init__(self, kind: InnerMapKind, watch: OnCall, unseen: OnUnseen | None) -> None:
         self.kind, self.watch, self.unseen = kind, watch, unseen
         self._running = threading.local()
 
@@ -128,7 +128,7 @@ class ForwardPasses:
                 self.unseen(names, _reason(module, names))
 
 
-def _tell_compiled(module: nn.Module, unseen: Unseen | None) -> None:
+def _tell_compiled(module: nn.Module, unseen: OnUnseen | None) -> None:
     if unseen is not None:
         unseen([name for name, each in module._parameters.items() if each is not None], COMPILED)
 

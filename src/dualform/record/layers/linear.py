@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .inner_map import Inner, WatchedInside, owner_of_forward, transposed
-from .protocol import Found, Key, Map, Pointed, argument, kept, point_of
+from .inner_map import InnerCall, InnerMapKind, owner_of_forward, transposed
+from .protocol import CallAndPoints, LinearMap, MapInputs, MapRows, argument, keep_input, point_of
 
 FORWARD, LINEAR = nn.Linear.forward, torch._C._nn.linear  # pyright: ignore[reportAttributeAccessIssue]
 PRODUCTS = frozenset({torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__})
@@ -22,29 +22,29 @@ class LinearCall:
     def __init__(self, key: Tensor) -> None:
         self.key = key
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """The input."""
-        return (Key(0, self.key),)
+        return (MapInputs(0, self.key),)
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """The rows of the call."""
-        return (Found(0, self.key, errors[0]),)
+        return (MapRows(0, self.key, errors[0]),)
 
     def shape(self, output: Tensor) -> Tensor:
         """Rows are the last axis already."""
         return output.reshape(*self.key.shape[:-1], output.shape[-1])
 
 
-class Linear(WatchedInside):
+class LinearKind(InnerMapKind):
     """A weight that multiplies the last axis."""
 
     name, batch_dim = "linear", None
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its one map."""
         assert isinstance(module, nn.Linear)
         biases = () if module.bias is None else ("bias",)
-        return (Map((("weight", module.in_features),), biases, module.in_features, module.out_features),)
+        return (LinearMap((("weight", module.in_features),), biases, module.in_features, module.out_features),)
 
     def refusal(self, module: nn.Module) -> str | None:
         """A lazy layer has no weights before its first batch."""
@@ -52,26 +52,26 @@ class Linear(WatchedInside):
             return "is a LazyLinear without weights yet. Run one batch through the model before recording."
         return None
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
         """Its input and its output."""
         if not output.requires_grad:
             return None
         x: Tensor = args[0] if args else argument(args, kwargs, 0, "input")
         weight: Tensor = module._parameters["weight"]  # pyright: ignore[reportAssignmentType]
-        return LinearCall(kept(x, output.dtype, weight.requires_grad)), (point_of(output),)
+        return LinearCall(keep_input(x, output.dtype, weight.requires_grad)), (point_of(output),)
 
     def is_plain(self, module: nn.Module) -> bool:
         """Whether it runs ``nn.Linear.forward``."""
         return owner_of_forward(module) is nn.Linear and nn.Linear.forward is FORWARD
 
-    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> Inner | None:
+    def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> InnerCall | None:
         """``F.linear(x, W)``, ``x @ W.T`` or ``torch.addmm(b, x, W.T)``."""
         product = self._product(function, args, kwargs)
         if product is None or product[1] is not module._parameters["weight"] or not output.requires_grad:
             return None
         x, weight, bias = product
-        key = kept(x, output.dtype, weight.requires_grad)
-        return Inner(LinearCall(key), point_of(output), bias is not None and bias is module._parameters.get("bias"))
+        key = keep_input(x, output.dtype, weight.requires_grad)
+        return InnerCall(LinearCall(key), point_of(output), bias is not None and bias is module._parameters.get("bias"))
 
     def _product(self, function: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """Input, weight and bias of a matrix product, if it is one."""
@@ -90,17 +90,17 @@ class Linear(WatchedInside):
         return transposed(matrix)
 
 
-class TurnedLinear(Linear):
+class TransposedLinearKind(LinearKind):
     """Hugging Face's ``Conv1D`` (GPT-2): a linear layer whose weight is (d_in, d_out)."""
 
     CLASS = "transformers.pytorch_utils.Conv1D"
 
     name = "linear-turned"
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its one map."""
         d_in, d_out = module.weight.shape  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
-        return (Map((("weight", int(d_in)),), ("bias",), int(d_in), int(d_out), turned=True),)
+        return (LinearMap((("weight", int(d_in)),), ("bias",), int(d_in), int(d_out), turned=True),)
 
     def refusal(self, module: nn.Module) -> str | None:
         """Nothing stands against it."""

@@ -14,9 +14,9 @@ from dualform.errors import UnsupportedLayer
 
 from ..hooks.picklable_hook import Hook
 from .linear import LINEAR
-from .protocol import Found, Key, Map, Point, Unseen, Watch, argument, kept, point_of
+from .protocol import ErrorPoint, LinearMap, MapInputs, MapRows, OnCall, OnUnseen, argument, keep_input, point_of
 
-Projection = tuple[Tensor, Tensor, Tensor]
+ProjectionCall = tuple[Tensor, Tensor, Tensor]
 """Input, weight and output of one."""
 
 
@@ -29,7 +29,7 @@ class Projections(TorchFunctionMode):
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
         self.weights = weights
-        self.seen: list[Projection] = []
+        self.seen: list[ProjectionCall] = []
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Let a function run as it is, and note it if it is a projection."""
@@ -69,12 +69,12 @@ class MultiheadCall:
     def __init__(self, module: nn.MultiheadAttention, uses: Sequence[tuple[int, int, Tensor]], batch: int) -> None:
         self.module, self.batch, self._uses = module, batch, uses
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """What each projection was given."""
         time = -1 if self.batch else 0
-        return [Key(number, x.reshape(time, self.batch, x.shape[-1])) for number, _, x in self._uses]
+        return [MapInputs(number, x.reshape(time, self.batch, x.shape[-1])) for number, _, x in self._uses]
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """The rows of each projection."""
         found = []
         for (number, begin, _), key, error in zip(self._uses, self.inputs(), errors, strict=True):
@@ -83,7 +83,7 @@ class MultiheadCall:
                 width = 3 * self.module.embed_dim
                 if number == 0 and self.module.in_proj_weight is not None and error.shape[-1] < width:
                     error = F.pad(error, (begin, width - begin - error.shape[-1]))
-            found.append(Found(number, key.rows, error))
+            found.append(MapRows(number, key.rows, error))
         return found
 
     def shape(self, output: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ class MultiheadCall:
 
 
 def _uses(
-    module: nn.MultiheadAttention, seen: Sequence[Projection]
-) -> tuple[list[tuple[int, int, Tensor]], list[Point]]:
+    module: nn.MultiheadAttention, seen: Sequence[ProjectionCall]
+) -> tuple[list[tuple[int, int, Tensor]], list[ErrorPoint]]:
     """The projections that are trained: map, first row and input of each; and where their errors will show."""
     uses, points = [], []
     for x, weight, output in seen:
         place = _place(module, weight)
         if place is not None and output.requires_grad:
-            uses.append((*place, kept(x, output.dtype, weight.requires_grad)))
+            uses.append((*place, keep_input(x, output.dtype, weight.requires_grad)))
             points.append(point_of(output))
     return uses, points
 
@@ -119,28 +119,28 @@ def _weights(module: nn.MultiheadAttention) -> list[Tensor]:
     return [*first, module.out_proj.weight]  # pyright: ignore[reportReturnType]
 
 
-class Multihead:
+class MultiheadKind:
     """The projections of query, key and value (one map where they have one weight), and that of the output."""
 
     name, batch_dim = "multihead", 1
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its maps. With separate weights, the bias that they share in parts belongs to the rest."""
         assert isinstance(module, nn.MultiheadAttention)
         width, out = module.embed_dim, module.out_proj
         biases = () if out.bias is None else ("out_proj.bias",)
-        last = Map((("out_proj.weight", width),), biases, width, width, name="out_proj")
+        last = LinearMap((("out_proj.weight", width),), biases, width, width, name="out_proj")
         if module.in_proj_weight is not None:
             biases = () if module.in_proj_bias is None else ("in_proj_bias",)
-            return (Map((("in_proj_weight", width),), biases, width, 3 * width, name="in_proj"), last)
+            return (LinearMap((("in_proj_weight", width),), biases, width, 3 * width, name="in_proj"), last)
         sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
-        return (*(Map(((f"{n}_weight", size),), (), size, width, name=n) for n, size in sizes.items()), last)
+        return (*(LinearMap(((f"{n}_weight", size),), (), size, width, name=n) for n, size in sizes.items()), last)
 
     def refusal(self, module: nn.Module) -> str | None:
         """Nothing stands against it."""
         return None
 
-    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+    def attach(self, module: nn.Module, watch: OnCall, unseen: OnUnseen | None = None) -> list[Any]:
         """Watch the functions that it calls, from before its forward pass to after it."""
         passes = AttentionPasses(watch)
         return [
@@ -152,7 +152,7 @@ class Multihead:
 class AttentionPasses:
     """The forward passes of one module that are being watched, in each thread the innermost last."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: OnCall) -> None:
         self.watch, self._running = watch, threading.local()
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:

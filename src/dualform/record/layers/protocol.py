@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..hooks.picklable_hook import Hook
-from ..hooks.uncompiled import eager
+from ..hooks.uncompiled import uncompiled
 
 Node = torch.autograd.graph.Node
 
 
 @dataclass(frozen=True)
-class Map:
+class LinearMap:
     """One linear map of a module: which of its parameters make the matrix, and which are added to the output.
 
     ``weights`` are the parameters' names in the module and the columns that each fills, ``name`` tells the maps of one
@@ -32,21 +32,21 @@ class Map:
     indexed: bool = False
 
 
-class Point(NamedTuple):
+class ErrorPoint(NamedTuple):
     """A place in the backward pass where an error shows: a node of autograd's graph, and which of its gradients."""
 
     node: Node
     number: int
 
 
-class Key(NamedTuple):
+class MapInputs(NamedTuple):
     """Inputs of one map in one call, with the leading axes of the call."""
 
     map: int
     rows: Tensor
 
 
-class Found(NamedTuple):
+class MapRows(NamedTuple):
     """Inputs and errors of one map in one call, with the leading axes of the call; no errors where none came."""
 
     map: int
@@ -55,18 +55,18 @@ class Found(NamedTuple):
 
 
 @runtime_checkable
-class Call(Protocol):
+class ModuleCall(Protocol):
     """One call of a module, in between its forward and its backward step.
 
     It holds nothing of autograd's graph: hooks in the graph hold the call, and a ring would stay in memory, with the
     inputs of its batch, until Python looks for rings.
     """
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """The inputs of its maps."""
         ...
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """The same with their errors, from those at all its points (None where none came)."""
         ...
 
@@ -75,20 +75,20 @@ class Call(Protocol):
         ...
 
 
-Pointed = tuple[Call, Sequence[Point]]
+CallAndPoints = tuple[ModuleCall, Sequence[ErrorPoint]]
 """A call, and where its errors will show."""
 
-Watch = Callable[[Call, Sequence[Point]], None]
+OnCall = Callable[[ModuleCall, Sequence[ErrorPoint]], None]
 """Told of every call that may become slots."""
 
-Unseen = Callable[[Sequence[str], str], None]
+OnUnseen = Callable[[Sequence[str], str], None]
 """Told of parameters of a module (by their names in it) that its forward pass used outside of its linear map, and why
 that is not known.
 """
 
 
 @runtime_checkable
-class Kind(Protocol):
+class LayerKind(Protocol):
     """A kind of layer."""
 
     @property
@@ -101,7 +101,7 @@ class Kind(Protocol):
         """The axis of its rows that counts examples, where that does not depend on the input."""
         ...
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """The linear maps that a module applies."""
         ...
 
@@ -109,7 +109,7 @@ class Kind(Protocol):
         """Why a module of this kind cannot be recorded, if so: the end of a sentence."""
         ...
 
-    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+    def attach(self, module: nn.Module, watch: OnCall, unseen: OnUnseen | None = None) -> list[Any]:
         """Put hooks in place that tell of the module's calls, and of uses that are none; returns their handles."""
         ...
 
@@ -117,21 +117,21 @@ class Kind(Protocol):
 class AfterForward:
     """A kind whose calls can be told from what goes into a forward pass and what comes out."""
 
-    def attach(self, module: nn.Module, watch: Watch, unseen: Unseen | None = None) -> list[Any]:
+    def attach(self, module: nn.Module, watch: OnCall, unseen: OnUnseen | None = None) -> list[Any]:
         """Look at inputs and outputs."""
         return [module.register_forward_hook(Hook(partial(self._after, watch)), prepend=True, with_kwargs=True)]
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
         """What a forward pass was; None if no gradient will come back."""
         raise NotImplementedError
 
-    @eager
-    def _after(self, watch: Watch, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    @uncompiled
+    def _after(self, watch: OnCall, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if torch.is_grad_enabled() and (found := self.call(module, args, kwargs, output)) is not None:
             watch(*found)
 
 
-def point_of(output: Tensor) -> Point:
+def point_of(output: Tensor) -> ErrorPoint:
     """The step of the backward pass that takes an output's error.
 
     A view shares its history with its base, and an in-place activation after the layer rewrites the history of the
@@ -140,7 +140,7 @@ def point_of(output: Tensor) -> Point:
     base = output._base
     kept = output if base is None or base.numel() != output.numel() else base
     assert kept.grad_fn is not None
-    return Point(kept.grad_fn, kept.output_nr)
+    return ErrorPoint(kept.grad_fn, kept.output_nr)
 
 
 def argument(args: tuple, kwargs: dict, place: int, name: str) -> Any:
@@ -148,7 +148,7 @@ def argument(args: tuple, kwargs: dict, place: int, name: str) -> Any:
     return args[place] if len(args) > place else kwargs.get(name)
 
 
-def kept(x: Tensor, dtype: torch.dtype, owned: bool) -> Tensor:
+def keep_input(x: Tensor, dtype: torch.dtype, owned: bool) -> Tensor:
     """An input as the layer uses it, so that it stays as it is until the backward pass.
 
     Autograd sees to that where it needs the input for the weight's gradient (``owned``). Under autocast the layer

@@ -7,48 +7,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .protocol import AfterForward, Found, Key, Map, Point, Pointed, argument
-from .recurrent_math import GradsOfOutputs, Sequences, State, gate_inputs, gate_maps, gate_rows, refusal
+from .protocol import AfterForward, CallAndPoints, ErrorPoint, LinearMap, MapInputs, MapRows, argument
+from .recurrent_math import GradsOfOutputs, RecurrentState, Sequences, gate_inputs, gate_maps, gate_rows, refusal
 
 
 class RecurrentCall:
     """The keys are [h; x], the errors those at the gates before their nonlinearity: one row a time step."""
 
     def __init__(
-        self, module: nn.RNNBase, x: Sequences, state: State, output: Sequences, places: Sequence[int]
+        self, module: nn.RNNBase, x: Sequences, state: RecurrentState, output: Sequences, places: Sequence[int]
     ) -> None:
         self.module, self.x, self.state, self.output = module, _held(x), _held(state), _held(output)
         self._places = places
 
-    def inputs(self) -> Sequence[Key]:
+    def inputs(self) -> Sequence[MapInputs]:
         """The inputs of the gates, time first."""
         found = gate_inputs(self.module, self.x, self.state, self.output)
-        return [Key(i, key) for i, key in enumerate(found)]
+        return [MapInputs(i, key) for i, key in enumerate(found)]
 
-    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[Found]:
+    def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
         """The rows of all maps, time first."""
         found: list[Tensor | None] = [None, None, None]
         for place, error in zip(self._places, errors, strict=True):
             found[place] = error
         rows = gate_rows(self.module, self.x, self.state, GradsOfOutputs(*found), self.output)
-        return [Found(i, key, error) for i, (key, error) in enumerate(rows)]
+        return [MapRows(i, key, error) for i, (key, error) in enumerate(rows)]
 
     def shape(self, output: Tensor) -> Tensor:
         """What the gates see, time first: (time, batch, d)."""
         return output.unflatten(0, self.inputs()[0].rows.shape[:2])
 
 
-class Recurrent(AfterForward):
+class RecurrentKind(AfterForward):
     """One map for each layer and direction (a GRU has two)."""
 
     name, batch_dim = "recurrent", 1
 
-    def maps(self, module: nn.Module) -> Sequence[Map]:
+    def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its maps; the name of the only one is the module's own."""
         assert isinstance(module, nn.RNNBase)
         maps = gate_maps(module)
         return [
-            Map(
+            LinearMap(
                 tuple((name, getattr(module, name).shape[1]) for name in each.weights),
                 each.biases,
                 each.d_in,
@@ -62,7 +62,7 @@ class Recurrent(AfterForward):
         """Dropout between the layers leaves no trace."""
         return refusal(module)
 
-    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Pointed | None:
+    def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
         """Its inputs and its outputs."""
         assert isinstance(module, nn.RNNBase)
         outputs = _tensors(output)
@@ -80,10 +80,10 @@ def _tensors(output: Any) -> list[Tensor]:
     return [sequence, *(last if isinstance(last, tuple) else (last,))]
 
 
-def _point(output: Tensor) -> Point:
+def _point(output: Tensor) -> ErrorPoint:
     """Where the error of an output shows in the shape that it was returned in."""
     assert output.grad_fn is not None
-    return Point(output.grad_fn, output.output_nr)
+    return ErrorPoint(output.grad_fn, output.output_nr)
 
 
 def _held(value: Any) -> Any:

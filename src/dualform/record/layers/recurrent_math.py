@@ -30,8 +30,8 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from dualform.errors import UnsupportedLayer
 
 Sequences = Tensor | PackedSequence
-State = Tensor | tuple[Tensor, Tensor] | None
-Rows = Float[Tensor, "t b _"]
+RecurrentState = Tensor | tuple[Tensor, Tensor] | None
+TimeRows = Float[Tensor, "t b _"]
 
 # (g, y) to g·y·(1 − y) and to g·(1 − y²): what a gradient g at y = σ(z) or y = tanh(z) is at z
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
@@ -102,8 +102,8 @@ def gate_maps(module: nn.RNNBase) -> tuple[GateMap, ...]:
 
 @torch.no_grad()
 def gate_inputs(
-    module: nn.RNNBase, x: Sequences, state: State = None, output: Sequences | None = None
-) -> list[Rows]:  # fmt: skip
+    module: nn.RNNBase, x: Sequences, state: RecurrentState = None, output: Sequences | None = None
+) -> list[TimeRows]:  # fmt: skip
     """The keys of each map, in the order of ``gate_maps``: those of ``gate_rows``, without the walk back."""
     call = _Call(module, x, state)
     with torch.autocast(call.device.type, enabled=False):
@@ -112,8 +112,8 @@ def gate_inputs(
 
 @torch.no_grad()
 def gate_rows(
-    module: nn.RNNBase, x: Sequences, state: State, grads: GradsOfOutputs, output: Sequences | None = None
-) -> list[tuple[Rows, Rows]]:  # fmt: skip
+    module: nn.RNNBase, x: Sequences, state: RecurrentState, grads: GradsOfOutputs, output: Sequences | None = None
+) -> list[tuple[TimeRows, TimeRows]]:  # fmt: skip
     """Keys and errors of each map, in the order of ``gate_maps``: errorsᵀ·keys is the gradient of its weights.
 
     ``x`` and ``state`` are what the module was given, and its weights must still be those that it used. ``output`` is
@@ -124,7 +124,7 @@ def gate_rows(
     with torch.autocast(call.device.type, enabled=False):
         dh = None if grads.output is None else call.rectangle(grads.output)
         dh_n, dc_n = (None if grad is None else call.stack(grad) for grad in (grads.h, grads.c))
-        rows: list[tuple[Rows, Rows]] = []
+        rows: list[tuple[TimeRows, TimeRows]] = []
         for layer, strands in reversed(list(enumerate(call.layers(output)))):
             found, below = [], None
             for direction, strand in enumerate(strands):
@@ -142,7 +142,7 @@ def gate_rows(
 class _Call:
     """One call of a module: what went in, and the way from the user's shapes to rectangles."""
 
-    def __init__(self, module: nn.RNNBase, x: Sequences, state: State) -> None:
+    def __init__(self, module: nn.RNNBase, x: Sequences, state: RecurrentState) -> None:
         if reason := refusal(module):
             raise UnsupportedLayer(f"{type(module).__name__} {reason}")
         self.module, self.packed = module, x if isinstance(x, PackedSequence) else None
@@ -154,7 +154,7 @@ class _Call:
         self.h = self._zeros(module.proj_size or module.hidden_size) if h is None else self.stack(h)
         self.c = self._zeros(module.hidden_size) if c is None else self.stack(c)
 
-    def rectangle(self, rows: Sequences) -> Rows:
+    def rectangle(self, rows: Sequences) -> TimeRows:
         """Inputs, outputs, or gradients of them, as the module has them."""
         data = self.cast(_data(rows))
         if self.packed is not None:
@@ -236,11 +236,11 @@ class _Strand:
     w_hr: Float[Tensor, "p H"] | None = None
 
     @property
-    def keys(self) -> list[Rows]:
+    def keys(self) -> list[TimeRows]:
         """The keys of its maps."""
         raise NotImplementedError
 
-    def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[Rows]:
+    def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[TimeRows]:
         """The errors of its maps, given what arrives at its outputs and at its last c. Writes into ``dh``."""
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class _Strand:
         return self._only_running(torch.cat([h[1:], self.h0.unsqueeze(0)]))
 
     @cached_property
-    def both(self) -> Rows:
+    def both(self) -> TimeRows:
         """[h_{t−1}; x_t], where one error serves both."""
         return torch.cat([self.before, self.x], dim=2)
 
@@ -273,7 +273,7 @@ class _Strand:
             dh[last, torch.arange(len(last), device=last.device)] += dh_n
         return dh
 
-    def _only_running(self, rows: Rows) -> Rows:
+    def _only_running(self, rows: TimeRows) -> TimeRows:
         return rows if self.ended is None else rows.masked_fill_(self.ended, 0)
 
 
@@ -284,7 +284,7 @@ class _RNN(_Strand):
     """
 
     @property
-    def keys(self) -> list[Rows]:
+    def keys(self) -> list[TimeRows]:
         """[h_{t−1}; x_t]."""
         return [self.both]
 
@@ -293,7 +293,7 @@ class _RNN(_Strand):
         """φ′, from φ = tanh."""
         return 1 - self.h * self.h
 
-    def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[Rows]:
+    def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[TimeRows]:
         """δ."""
         delta = self._only_running(self.slope)
         later = None
@@ -326,7 +326,7 @@ class _LSTM(_Strand):
     """
 
     @property
-    def keys(self) -> list[Rows]:
+    def keys(self) -> list[TimeRows]:
         """[h_{t−1}; x_t], and m_t where it is projected."""
         return [self.both] if self.w_hr is None else [self.both, self.gates[:, :, 3] * self.squashed]
 
@@ -360,7 +360,7 @@ class _LSTM(_Strand):
         """tanh(c_t)."""
         return self.cells[1].tanh()
 
-    def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[Rows]:
+    def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[TimeRows]:
         """δ, and dh where it is projected."""
         i, f, g, o = self.gates.unbind(2)
         delta = torch.empty_like(self.gates)
@@ -398,11 +398,11 @@ class _GRU(_Strand):
     """
 
     @property
-    def keys(self) -> list[Rows]:
+    def keys(self) -> list[TimeRows]:
         """x_t and h_{t−1}."""
         return [self.x, self.before]
 
-    def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[Rows]:
+    def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[TimeRows]:
         """Of the input side, of the hidden side."""
         outer = F.linear(self.x, self.w_ih, self.b_ih).unflatten(2, (3, -1))
         inner = F.linear(self.before, self.w_hh, self.b_hh).unflatten(2, (3, -1))

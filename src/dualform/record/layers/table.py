@@ -3,28 +3,28 @@
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .conv import Convolution
-from .embedding import Embedding
-from .inner_map import WatchedInside
-from .linear import Linear, TurnedLinear
-from .multihead import Multihead
-from .protocol import Kind
-from .recurrent import Recurrent
+from .conv import ConvolutionKind
+from .embedding import EmbeddingKind
+from .inner_map import InnerMapKind
+from .linear import LinearKind, TransposedLinearKind
+from .multihead import MultiheadKind
+from .protocol import LayerKind
+from .recurrent import RecurrentKind
 
-KINDS: dict[type, Kind] = {
-    nn.Linear: Linear(),
-    nn.Conv1d: Convolution(),
-    nn.Conv2d: Convolution(),
-    nn.Embedding: Embedding(),
-    nn.RNNBase: Recurrent(),
-    nn.MultiheadAttention: Multihead(),
+KINDS: dict[type, LayerKind] = {
+    nn.Linear: LinearKind(),
+    nn.Conv1d: ConvolutionKind(),
+    nn.Conv2d: ConvolutionKind(),
+    nn.Embedding: EmbeddingKind(),
+    nn.RNNBase: RecurrentKind(),
+    nn.MultiheadAttention: MultiheadKind(),
 }
 
-OTHERS: dict[str, Kind] = {TurnedLinear.CLASS: TurnedLinear()}
+OTHERS: dict[str, LayerKind] = {TransposedLinearKind.CLASS: TransposedLinearKind()}
 """Layers of other packages, by the name of their class."""
 
 
-def kind_of(module: nn.Module) -> Kind | None:
+def kind_of(module: nn.Module) -> LayerKind | None:
     """The kind of a module; None where it is none that can be recorded."""
     for cls in type(module).__mro__:
         if cls in KINDS:
@@ -37,7 +37,7 @@ def kind_of(module: nn.Module) -> Kind | None:
 def owns_forward(module: nn.Module) -> bool:
     """Whether a module of a kind runs a forward pass of its own, so that its map is the functional call inside that."""
     kind = kind_of(module)
-    return isinstance(kind, WatchedInside) and not kind.is_plain(module)
+    return isinstance(kind, InnerMapKind) and not kind.is_plain(module)
 
 
 def refusal_of(name: str, module: nn.Module) -> str | None:

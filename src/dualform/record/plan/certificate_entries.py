@@ -16,7 +16,7 @@ TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Patch:
+class CertificateEntries:
     """Some rows and columns of a weight (its first axis, and all others as one), or some rows of a bias."""
 
     rows: slice
@@ -36,7 +36,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Columns:
+class CertificateColumns:
     """What a layer's slots must bring for the patches of its parameters: columns of its errors and of its keys.
 
     There is one stretch of key columns for each piece; none where keys are indices.
@@ -46,7 +46,7 @@ class Columns:
     keys: tuple[slice, ...]
 
 
-def some_of(size: int, parts: int = 1) -> slice:
+def spread_indices(size: int, parts: int = 1) -> slice:
     """A few of so many: side by side in one cache line, inside one of equal parts, away from where pictures are
     empty.
     """
@@ -56,9 +56,9 @@ def some_of(size: int, parts: int = 1) -> slice:
     return slice(begin, min(first + part, begin + SIDE))
 
 
-def make_patches(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, Patch]:
+def choose_entries(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, CertificateEntries]:
     """The patch of each parameter. Layers that share one agree on it."""
-    patches: dict[str, Patch] = {}
+    patches: dict[str, CertificateEntries] = {}
     tokens = {name for layer in layers if layer.indexed for name in layer.weights}
     others = {name for layer in layers if not layer.indexed for name in layer.weights}
     for layer in layers:
@@ -68,20 +68,20 @@ def make_patches(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[int]
             if name in tokens:
                 first = slice(0, min(rows, TOKENS) if name in others else rows)
             else:
-                first = some_of(rows, layer.parts)
-            patches.setdefault(name, Patch(first, some_of(columns)))
+                first = spread_indices(rows, layer.parts)
+            patches.setdefault(name, CertificateEntries(first, spread_indices(columns)))
         for bias in layer.biases:
-            patches.setdefault(bias, Patch(columns_for(layer, patches).errors, None))
+            patches.setdefault(bias, CertificateEntries(columns_for(layer, patches).errors, None))
     return patches
 
 
-def columns_for(layer: LayerInfo, patches: Mapping[str, Patch]) -> Columns:
+def columns_for(layer: LayerInfo, patches: Mapping[str, CertificateEntries]) -> CertificateColumns:
     """The columns of a layer's errors and keys that its parameters' patches are made of."""
     found = [_for_piece(layer, piece, patches[piece.parameter]) for piece in layer.pieces]
-    return Columns(found[0][0], () if layer.indexed else tuple(keys for _, keys in found))
+    return CertificateColumns(found[0][0], () if layer.indexed else tuple(keys for _, keys in found))
 
 
-def _for_piece(layer: LayerInfo, piece: Piece, patch: Patch) -> tuple[slice, slice]:
+def _for_piece(layer: LayerInfo, piece: Piece, patch: CertificateEntries) -> tuple[slice, slice]:
     assert patch.columns is not None
     errors, columns = (patch.columns, patch.rows) if piece.turned else (patch.rows, patch.columns)
     begin = piece.begin + errors.start // (layer.d_out // layer.parts) * layer.width

@@ -7,7 +7,7 @@ from torch import nn
 from dualform.errors import LayerNotFound, NothingToRecord, QueryError, UnsupportedLayer
 from dualform.types import Keep
 
-from ..layers import Kind, computed, kind_of, refusal_of
+from ..layers import LayerKind, computed, kind_of, refusal_of
 
 KEEPS = ("slots", "keys", "ledger", "keys+ledger", "nothing")
 
@@ -24,7 +24,7 @@ def known_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def select(
     model: nn.Module, layers: Iterable[str] | None, kept: Callable[[str], Keep], optimised: set[int]
-) -> dict[str, tuple[nn.Module, Kind]]:  # fmt: skip
+) -> dict[str, tuple[nn.Module, LayerKind]]:  # fmt: skip
     """The layers to record, by name: the given ones, or all that the optimiser trains."""
     known = known_layers(model)
     chosen = _chosen(model, known, layers)
@@ -89,7 +89,7 @@ def keep_of(model: nn.Module, keep: Keep | Mapping[str, Keep]) -> Callable[[str]
     return lambda name: table.get(name, default)
 
 
-def axis_of(model: nn.Module, batch_dim: int | Mapping[str, int]) -> Callable[[Sequence[str], Kind], int]:
+def axis_of(model: nn.Module, batch_dim: int | Mapping[str, int]) -> Callable[[Sequence[str], LayerKind], int]:
     """The axis that counts examples, for the modules that share a weight."""
     table: Mapping[str, int] = {} if isinstance(batch_dim, int) else batch_dim
     default = batch_dim if isinstance(batch_dim, int) else 0

@@ -7,7 +7,7 @@ from dualform.types import DType
 
 
 @dataclass(frozen=True)
-class Options:
+class RecordOptions:
     """The options of a recording."""
 
     path: Path

@@ -11,14 +11,14 @@ from dualform.rules import Rule, rule_for
 from dualform.store import STORED, bytes_a_row
 from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo, Piece
 
-from ..layers import Kind, Map
-from .certificate_entries import Patch, make_patches
+from ..layers import LayerKind, LinearMap
+from .certificate_entries import CertificateEntries, choose_entries
 from .layer_selection import axis_of, keep_of, known_layers, select
 from .rest_reasons import no_layer, reasons_for_rest
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldParameter:
     """Where a module holds a parameter: the module's own table, its name there, and its name in the model."""
 
     table: Mapping[str, Tensor | None]
@@ -27,34 +27,34 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Use:
+class MapUse:
     """One map of a recorded module: the layer it belongs to, and the parameters it uses."""
 
     layer: LayerInfo
     info: ModuleInfo
-    held: tuple[Held, ...]
+    held: tuple[HeldParameter, ...]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedModule:
     """A module that is recorded, and its maps."""
 
     module: nn.Module
-    kind: Kind
-    uses: tuple[Use, ...]
+    kind: LayerKind
+    uses: tuple[MapUse, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """Layers and parameters by name, with the objects behind the names."""
 
     layers: tuple[LayerInfo, ...]
     parameters: tuple[ParameterInfo, ...]
-    modules: tuple[Recorded, ...]
+    modules: tuple[RecordedModule, ...]
     tensors: Mapping[str, Tensor]
     rules: tuple[Rule | None, ...]
     """The rule of each optimiser."""
-    patches: Mapping[str, Patch]
+    patches: Mapping[str, CertificateEntries]
     """The entries that the certificate follows."""
     owner: dict[int, int]
     """Which optimiser has a parameter, by its id (groups may be added later)."""
@@ -114,7 +114,7 @@ class Plan:
                     names |= set(layer.parameters)
         return names
 
-    def demote(self, reasons: Mapping[str, str]) -> "Plan":
+    def demote(self, reasons: Mapping[str, str]) -> "RecordingPlan":
         """The same plan with some parameters in the rest, for these reasons, and all that goes with them."""
         reasons = {other: reason for name, reason in reasons.items() for other in self.goes_with(name)} | dict(reasons)
         layers = (layer for layer in self.layers if not reasons.keys() & set(layer.weights))
@@ -141,7 +141,7 @@ def make_plan(
     keep: Keep | Mapping[str, Keep],
     batch_dim: int | Mapping[str, int] | None,
     rules: Mapping[type, Rule] | None,
-) -> Plan:
+) -> RecordingPlan:
     """Look at the model and its optimisers, and refuse by name what cannot be recorded exactly."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
@@ -169,12 +169,12 @@ def make_plan(
         kind, dtype = kinds.get(name, "rest"), str(tensor.dtype).removeprefix("torch.")
         reason = reasons[name] if kind == "rest" else ""
         parameters.append(ParameterInfo(name, kind, tuple(tensor.shape), dtype, rule.name if rule else None, reason))
-    patches = make_patches(infos, {name: tensor.shape for name, tensor in tensors.items()})
+    patches = choose_entries(infos, {name: tensor.shape for name, tensor in tensors.items()})
     stated = _stated(modules, batch_dim)
-    return Plan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model, stated)
+    return RecordingPlan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model, stated)
 
 
-def _stated(modules: Iterable[Recorded], batch_dim: int | Mapping[str, int] | None) -> frozenset[str]:
+def _stated(modules: Iterable[RecordedModule], batch_dim: int | Mapping[str, int] | None) -> frozenset[str]:
     """The layers of which the user has said which axis counts the examples."""
     layers = [use.layer for recorded in modules for use in recorded.uses]
     if isinstance(batch_dim, int):  # of those that know their axis, too: it was said that nothing is unusual
@@ -185,43 +185,43 @@ def _stated(modules: Iterable[Recorded], batch_dim: int | Mapping[str, int] | No
 
 def _modules(
     model: nn.Module,
-    selected: Mapping[str, tuple[nn.Module, Kind]],
+    selected: Mapping[str, tuple[nn.Module, LayerKind]],
     kept: Callable[[str], Keep],
-    axis: Callable[[Sequence[str], Kind], int],
-) -> list[Recorded]:
+    axis: Callable[[Sequence[str], LayerKind], int],
+) -> list[RecordedModule]:
     """All recorded modules. Maps that share their weights are one layer, under the name of the first."""
     names = {id(p): name for name, p in model.named_parameters()}
-    members: dict[tuple, list[tuple[str, str, Map, tuple[Held, ...]]]] = {}
+    members: dict[tuple, list[tuple[str, str, LinearMap, tuple[HeldParameter, ...]]]] = {}
     for path, (module, kind) in selected.items():
         for each in kind.maps(module):
             held = tuple(_held(module, own, names) for own in (*(w for w, _ in each.weights), *each.biases))
             weights = tuple(one.name for one in held[: len(each.weights)])
             public = f"{path}.{each.name}" if each.name else path
             members.setdefault((weights, each.indexed, each.turned), []).append((public, path, each, held))
-    uses: dict[str, list[Use]] = {path: [] for path in selected}
+    uses: dict[str, list[MapUse]] = {path: [] for path in selected}
     for group in members.values():
         layer = _layer(group, selected[group[0][1]][1], kept, axis)
         for (_, path, _, held), info in zip(group, layer.modules, strict=True):
-            uses[path].append(Use(layer, info, held))
+            uses[path].append(MapUse(layer, info, held))
     shared = _keep_together([use.layer for some in uses.values() for use in some])
     return [
-        Recorded(module, kind, tuple(replace(use, layer=shared[use.layer]) for use in uses[path]))
+        RecordedModule(module, kind, tuple(replace(use, layer=shared[use.layer]) for use in uses[path]))
         for path, (module, kind) in selected.items()
     ]
 
 
-def _held(module: nn.Module, own: str, names: Mapping[int, str]) -> Held:
+def _held(module: nn.Module, own: str, names: Mapping[int, str]) -> HeldParameter:
     path, _, last = own.rpartition(".")
     owner: nn.Module = attrgetter(path)(module) if path else module
     parameter = owner._parameters[last]
-    return Held(owner._parameters, last, names[id(parameter)])
+    return HeldParameter(owner._parameters, last, names[id(parameter)])
 
 
 def _layer(
-    group: Sequence[tuple[str, str, Map, tuple[Held, ...]]],
-    kind: Kind,
+    group: Sequence[tuple[str, str, LinearMap, tuple[HeldParameter, ...]]],
+    kind: LayerKind,
     kept: Callable[[str], Keep],
-    axis: Callable[[Sequence[str], Kind], int],
+    axis: Callable[[Sequence[str], LayerKind], int],
 ) -> LayerInfo:
     first, _, each, held = group[0]
     pieces, begin = [], 0

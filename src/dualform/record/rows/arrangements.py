@@ -3,53 +3,53 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..slots.model_calls import Entry, Shapes
-from .row_owners import MIXED, SELECTED, SHARED, Split
-from .row_probe import INPUTS, Along, Answer, Lie
+from ..slots.model_calls import ModelCall, Shapes
+from .row_owners import MIXED, SELECTED, SHARED, AxisSplit
+from .row_probe import INPUTS, OutputAxis, ProbeAnswer, RowLayout
 
 OTHER_ROWS = "it has other rows than those that could be followed"
 TWO_WAYS = "its rows can lie in two ways"
 
 
-class Case(NamedTuple):
+class ProbedCase(NamedTuple):
     """How rows lay in one probe, and the sizes it was made with."""
 
-    lie: Lie
+    lie: RowLayout
     examples: int
     inputs: Shapes
 
     @property
-    def splits(self) -> frozenset[Split]:
+    def splits(self) -> frozenset[AxisSplit]:
         """The splits that the rows agreed with."""
         return frozenset() if isinstance(self.lie.rows, str) else self.lie.rows
 
 
-class Ways:
+class RowArrangements:
     """All answers of probes. ``axes`` are the axes of examples of the layers that know theirs, by module."""
 
     def __init__(self, axes: Mapping[str, int | None]) -> None:
         self._axes = axes
-        self._cases: dict[tuple[str, Along], dict[tuple[str, int], dict[int, list[Case]]]] = {}
+        self._cases: dict[tuple[str, OutputAxis], dict[tuple[str, int], dict[int, list[ProbedCase]]]] = {}
         """By the user's call and its way of counting: by the module and its map: by the number of the call."""
-        self._scores: dict[str, dict[Along, int]] = {}
+        self._scores: dict[str, dict[OutputAxis, int]] = {}
         """How many layers keep the examples apart, and how many find them along the axis that they know."""
 
-    def learn(self, entry: Entry, answers: Sequence[Answer]) -> None:
+    def learn(self, entry: ModelCall, answers: Sequence[ProbeAnswer]) -> None:
         """Take the answers of a probe."""
         scores = self._scores.setdefault(entry.path, {})
         for answer in answers:
             numbered = self._cases.setdefault((entry.path, answer.along), {})
             for (name, number, place), lie in answer.rows.items():
                 cases = numbered.setdefault((name, place), {}).setdefault(number, [])
-                cases.append(Case(lie, answer.examples, entry.inputs))
+                cases.append(ProbedCase(lie, answer.examples, entry.inputs))
             agreeing = sum(self._agrees(name, lie) for (name, _, _), lie in answer.rows.items())
             scores[answer.along] = scores.get(answer.along, 0) + answer.apart + agreeing
 
-    def _agrees(self, name: str, lie: Lie) -> bool:
+    def _agrees(self, name: str, lie: RowLayout) -> bool:
         axis = self._axes[name]
-        return axis is not None and not isinstance(lie.rows, str) and Split(axis, True) in lie.rows
+        return axis is not None and not isinstance(lie.rows, str) and AxisSplit(axis, True) in lie.rows
 
-    def of(self, entry: Entry, size: int | None) -> tuple[Along | None, int | None]:
+    def of(self, entry: ModelCall, size: int | None) -> tuple[OutputAxis | None, int | None]:
         """In which way the user's call counts examples, and how many there are: the best one that has as many."""
         scores = {a: score for a, score in self._scores.get(entry.path, {}).items() if score or size is not None}
         counts = {along: _count(along, entry, size) for along in scores}
@@ -59,20 +59,20 @@ class Ways:
             return None, None  # some rows an example, and nothing tells in which order
         return ways[0], counts[ways[0]]
 
-    def cases(self, path: str, along: Along, place: tuple[str, int], number: int | None) -> Iterator[Case]:
+    def cases(self, path: str, along: OutputAxis, place: tuple[str, int], number: int | None) -> Iterator[ProbedCase]:
         """What was seen of one call of a module; of all its calls where that one is not known."""
         numbered = self._cases.get((path, along), {}).get(place, {})
         for cases in [numbered[number]] if number in numbered else numbered.values():
             yield from cases
 
-    def anywhere(self, place: tuple[str, int]) -> Iterator[Case]:
+    def anywhere(self, place: tuple[str, int]) -> Iterator[ProbedCase]:
         """What was seen of a module in all calls of the user, each counted in the best way."""
         for path, scores in self._scores.items():
             if scores:
                 yield from self.cases(path, max(scores, key=lambda along: scores[along]), place, None)
 
 
-def applied(cases: Sequence[Case], leading: Sequence[int], size: int, entry: Entry | None) -> int | str:
+def applied(cases: Sequence[ProbedCase], leading: Sequence[int], size: int, entry: ModelCall | None) -> int | str:
     """The stride of examples in the rows of a call, from what was seen of it before; or why it is not known."""
     reasons = {case.lie.rows for case in cases if isinstance(case.lie.rows, str)}
     if reasons:
@@ -91,7 +91,7 @@ def applied(cases: Sequence[Case], leading: Sequence[int], size: int, entry: Ent
     return TWO_WAYS if strides else OTHER_ROWS if splits else SELECTED
 
 
-def _follows(split: Split, case: Case, leading: Sequence[int], size: int, inputs: Shapes) -> bool:
+def _follows(split: AxisSplit, case: ProbedCase, leading: Sequence[int], size: int, inputs: Shapes) -> bool:
     """Whether the rows an example has along an axis are those of a probe, or have grown like an axis of the inputs."""
     if len(leading) != len(case.lie.leading) or leading[split.axis] % size:
         return False
@@ -102,7 +102,7 @@ def _follows(split: Split, case: Case, leading: Sequence[int], size: int, inputs
     return inputs != case.inputs and any(rows * old == before * new for new, old in zip(now, then, strict=False))
 
 
-def _count(along: Along, entry: Entry, size: int | None) -> int | None:
+def _count(along: OutputAxis, entry: ModelCall, size: int | None) -> int | None:
     """How many examples a call has, counted in some way; None where it does not count so."""
     shapes = entry.inputs if along.part == INPUTS else entry.outputs
     if size is not None:

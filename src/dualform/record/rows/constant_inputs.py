@@ -9,7 +9,7 @@ COMPARED = 3
 """Calls of a module that are compared with the one before."""
 
 
-class Constants:
+class ConstantInputs:
     """Compares the inputs of a module's first calls. Training on one batch again and again tells nothing: there the
     inputs of all modules are the same.
     """

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..plan.recording_plan import Plan
-from ..slots.model_calls import Entry, Shapes
-from ..slots.slot_buffers import Slots
+from ..plan.recording_plan import RecordingPlan
+from ..slots.model_calls import ModelCall, Shapes
+from ..slots.slot_buffers import CallSlots
 from ..verify.marks import Marks
-from .arrangements import Case, Ways, applied
-from .constant_inputs import Constants
-from .row_owners import MIXED, SELECTED, SHARED, Split
+from .arrangements import ProbedCase, RowArrangements, applied
+from .constant_inputs import ConstantInputs
+from .row_owners import MIXED, SELECTED, SHARED, AxisSplit
 from .row_probe import probe
 
 MOST_PROBES = 12
@@ -26,34 +26,34 @@ SAME_INPUT = "its input was the same in every batch, while that of other modules
 OTHER_LENGTH = "the axis that batch_dim names has another length"
 
 
-class Owners(NamedTuple):
+class RowOwners(NamedTuple):
     """Row r belongs to example r // stride % examples of its batch."""
 
     examples: int
     stride: int
 
 
-class Credit:
+class RowCredit:
     """Learns how the rows of each layer follow the examples, and applies it to all calls."""
 
-    def __init__(self, plan: Plan, marks: Marks, alone: bool) -> None:
+    def __init__(self, plan: RecordingPlan, marks: Marks, alone: bool) -> None:
         self.plan, self.marks, self.alone = plan, marks, alone
         self.probing = self.reached_model = False
         """Whether a probe runs now, and whether it ran the model itself, not its shadow."""
         self._axes = {recorded.uses[0].info.name: recorded.kind.batch_dim for recorded in plan.modules}
-        self._ways = Ways(self._axes)
-        self._constants = Constants()
+        self._ways = RowArrangements(self._axes)
+        self._constants = ConstantInputs()
         self._probed: dict[str, set[Shapes]] = {}
         self._failed: dict[str, str] = {}
         """What the last probe of a module raised."""
         self._wanted: set[str] = set()
         self._lengths: dict[tuple, int] = {}
         self._varying: set[tuple[str, str, int]] = set()
-        self._answers: dict[tuple, Owners | str] = {}
+        self._answers: dict[tuple, RowOwners | str] = {}
 
     # ------------------------------------------------------------------------------------------- learning
 
-    def see(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict, noted: int | None) -> None:
+    def see(self, entry: ModelCall, module: nn.Module, args: tuple, kwargs: dict, noted: int | None) -> None:
         """The user has called a module: probe it if it is not known how its rows lie."""
         if entry.path and self._constants.see(entry.path, (*args, *kwargs.values())):
             self._answers.clear()
@@ -78,7 +78,7 @@ class Credit:
         """How many there were."""
         return sum(map(len, self._probed.values()))
 
-    def _wants(self, entry: Entry) -> bool:
+    def _wants(self, entry: ModelCall) -> bool:
         if self.probes >= MOST_PROBES or len(self.plan.stated) == len(self.plan.layers):
             return False
         before = self._probed.get(entry.path)
@@ -86,7 +86,7 @@ class Credit:
 
     # ------------------------------------------------------------------------------------------- answers
 
-    def size_of(self, slots: Slots) -> int:
+    def size_of(self, slots: CallSlots) -> int:
         """How many examples the batch of a call has: as noted, else as its rows count them."""
         if slots.batch.size is not None:
             return slots.batch.size
@@ -95,7 +95,7 @@ class Credit:
             return examples
         return slots.leading[slots.layer.batch_dim if slots.layer.batch_dim < len(slots.leading) else 0]
 
-    def of(self, slots: Slots) -> Owners | str:
+    def of(self, slots: CallSlots) -> RowOwners | str:
         """Whose rows a call has; or why nobody knows."""
         entry = slots.entry
         shapes = None if entry is None else (entry.path, entry.inputs, entry.outputs)
@@ -109,7 +109,7 @@ class Credit:
                 self._wanted.add(entry.path)
         return answer
 
-    def told(self, slots: Slots, step: int) -> Owners | None:
+    def told(self, slots: CallSlots, step: int) -> RowOwners | None:
         """The same, with a mark where rows belong to some example and nobody knows to which."""
         answer = self.of(slots)
         if not isinstance(answer, str):
@@ -118,7 +118,7 @@ class Credit:
             self.marks("unknown-visits", slots.layer.name, self._reason(slots, answer), step)
         return None
 
-    def _reason(self, slots: Slots, answer: str) -> str:
+    def _reason(self, slots: CallSlots, answer: str) -> str:
         size = self.size_of(slots)
         path, outputs = ("", ()) if slots.entry is None else (slots.entry.path, slots.entry.outputs)
         if answer == NEVER_RUN:
@@ -130,32 +130,32 @@ class Credit:
             f"slots cannot be told apart by visit; pass batch_dim= if an axis counts the examples{copies}"
         )
 
-    def _find(self, slots: Slots, size: int) -> Owners | str:
+    def _find(self, slots: CallSlots, size: int) -> RowOwners | str:
         axis, leading = slots.layer.batch_dim, slots.leading
         fits = axis < len(leading) and leading[axis] == size
-        usual = Owners(size, Split(axis, True).stride(leading, size) or 1) if fits else None
+        usual = RowOwners(size, AxisSplit(axis, True).stride(leading, size) or 1) if fits else None
         if slots.layer.name in self.plan.stated:
             return usual or OTHER_LENGTH
         if slots.entry is not None and slots.entry.path in self._constants:
             return SAME_INPUT
         if size == 1:
-            return Owners(1, 1)
+            return RowOwners(1, 1)
         cases = list(self._cases(slots, size))
         if cases:
             varying = slots.entry is not None and (slots.entry.path, *slots.place) in self._varying
             stride = SELECTED if varying else applied(cases, leading, size, slots.entry)
-            return stride if isinstance(stride, str) else Owners(size, stride)
+            return stride if isinstance(stride, str) else RowOwners(size, stride)
         own_axes = [] if slots.entry is None else [each for s in slots.entry.inputs for each in (s, s[:-1])]
         return usual if usual and (self._axes[slots.place[0]] is not None or leading in own_axes) else NEVER_RUN
 
-    def _cases(self, slots: Slots, size: int) -> Iterator[Case]:
+    def _cases(self, slots: CallSlots, size: int) -> Iterator[ProbedCase]:
         """What probes have shown of a call: of its very number, or of all calls of its module."""
         if slots.entry is None:
             return self._ways.anywhere(slots.place)
         along, _ = self._ways.of(slots.entry, size)
         return iter(()) if along is None else self._ways.cases(slots.entry.path, along, slots.place, slots.order)
 
-    def _watch_length(self, slots: Slots, size: int) -> None:
+    def _watch_length(self, slots: CallSlots, size: int) -> None:
         """Rows whose number changes from batch to batch, while the batch has the same sizes, are selected."""
         entry = slots.entry
         if entry is None or slots.order is None:

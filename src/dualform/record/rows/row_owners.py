@@ -17,7 +17,7 @@ LABELS = 4
 """Different labels: 1, 2, 4, 8."""
 
 
-class Split(NamedTuple):
+class AxisSplit(NamedTuple):
     """One of the leading axes counts the examples: with its outer part (example by example, each with some rows) or
     with its inner one (the first rows of all examples, then the second ones). Both are the same where the axis has
     as many entries as there are examples.
@@ -36,7 +36,7 @@ class Split(NamedTuple):
         return stride
 
 
-Rows = frozenset[Split] | str
+RowsOfExample = frozenset[AxisSplit] | str
 """All splits that the rows of a call agree with; or why there is none."""
 
 SHARED = "its rows belong to all examples alike"
@@ -44,9 +44,9 @@ MIXED = "some of its rows belong to several examples at once"
 SELECTED = "its rows are selected or ordered by the values of the batch"
 
 
-def splits_of(leading: Sequence[int]) -> list[Split]:
+def splits_of(leading: Sequence[int]) -> list[AxisSplit]:
     """All ways to split some leading axes."""
-    return [Split(axis, outer) for axis in range(len(leading)) for outer in (True, False)]
+    return [AxisSplit(axis, outer) for axis in range(len(leading)) for outer in (True, False)]
 
 
 def owners(rows: int, stride: int, examples: int) -> Int[Tensor, " rows"]:
@@ -67,7 +67,7 @@ def draw_labels(examples: int, random: torch.Generator) -> Float[Tensor, " examp
 
 def rows_by_labels(
     plain: Float[Tensor, "*leading d"], labelled: Float[Tensor, "*leading d"], labels: Float[Tensor, " examples"]
-) -> Rows | None:  # fmt: skip
+) -> RowsOfExample | None:  # fmt: skip
     """How rows follow the examples, from their errors without labels and with them; None where no error came."""
     leading, bar = tuple(plain.shape[:-1]) or (1,), tolerance(plain.dtype)
     plain, labelled = (each.detach().double().reshape(-1, each.shape[-1]).cpu() for each in (plain, labelled))
@@ -90,7 +90,7 @@ def rows_by_labels(
 
 def rows_by_rolling(
     before: Sequence[Shaped[Tensor, "*leading _"]], after: Sequence[Shaped[Tensor, "*leading _"]], examples: int
-) -> Rows:  # fmt: skip
+) -> RowsOfExample:  # fmt: skip
     """How rows follow the examples, from what they hold (keys, errors) before and after each example has taken the
     place of the next one.
     """

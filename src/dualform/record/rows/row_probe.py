@@ -17,16 +17,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..hooks.model_shadow import shadow_of
-from ..plan.recording_plan import Recorded
-from .row_owners import MIXED, SELECTED, SHARED, Rows, draw_labels, rows_by_labels, rows_by_rolling
-from .trial_call import Place, Trial, apart
+from ..hooks.model_shadow import probe_shadow
+from ..plan.recording_plan import RecordedModule
+from .row_owners import MIXED, SELECTED, SHARED, RowsOfExample, draw_labels, rows_by_labels, rows_by_rolling
+from .trial_call import CallPlace, TrialCall, apart
 
 SCRAMBLED = 2
 """Runs on scrambled arguments."""
 
 
-class Along(NamedTuple):
+class OutputAxis(NamedTuple):
     """Where the outputs of a call count the examples: along one of the first axes, or along a part of the first."""
 
     axis: int = 0
@@ -56,30 +56,30 @@ INPUTS = "inputs"
 """Where the outputs count no examples (a loss alone) the inputs do."""
 
 
-class Lie(NamedTuple):
+class RowLayout(NamedTuple):
     """How the rows of a call lie, and the leading axes that they were seen with."""
 
-    rows: Rows
+    rows: RowsOfExample
     leading: tuple[int, ...]
 
-    def confirmed(self, other: "Lie | None") -> "Lie":
+    def confirmed(self, other: "RowLayout | None") -> "RowLayout":
         """What another run, in which the rows may not have been reached, agrees on."""
         if other is None:
             return self
         if self.leading != other.leading:
-            return Lie(SELECTED, self.leading)
+            return RowLayout(SELECTED, self.leading)
         one, two = self.rows, other.rows
         if isinstance(one, str) or isinstance(two, str):
-            return Lie(one if one == two else MIXED if MIXED in (one, two) else SELECTED, self.leading)
-        return Lie(one & two or SELECTED, self.leading)
+            return RowLayout(one if one == two else MIXED if MIXED in (one, two) else SELECTED, self.leading)
+        return RowLayout(one & two or SELECTED, self.leading)
 
 
-class Answer(NamedTuple):
+class ProbeAnswer(NamedTuple):
     """How all rows of a call lie, if its outputs count the examples in some way."""
 
-    along: Along
+    along: OutputAxis
     examples: int
-    rows: Mapping[Place, Lie]
+    rows: Mapping[CallPlace, RowLayout]
 
     @property
     def apart(self) -> int:
@@ -88,26 +88,26 @@ class Answer(NamedTuple):
 
 
 def probe(
-    module: nn.Module, recorded: Sequence[Recorded], args: tuple, kwargs: dict, noted: int | None
-) -> list[Answer]:
+    module: nn.Module, recorded: Sequence[RecordedModule], args: tuple, kwargs: dict, noted: int | None
+) -> list[ProbeAnswer]:
     """How the rows of all recorded layers lie, for each way in which the outputs may count the examples."""
     with apart(list(module.buffers())):
-        return Probe(module, recorded).ask(args, kwargs, noted)
+        return RowProbe(module, recorded).ask(args, kwargs, noted)
 
 
-class Probe:
+class RowProbe:
     """Runs the shadow of a module that the user has called."""
 
-    def __init__(self, module: nn.Module, recorded: Sequence[Recorded]) -> None:
+    def __init__(self, module: nn.Module, recorded: Sequence[RecordedModule]) -> None:
         self._module, self._recorded = module, recorded
         self._random = torch.Generator().manual_seed(0)
 
-    def ask(self, args: tuple, kwargs: dict, noted: int | None) -> list[Answer]:
+    def ask(self, args: tuple, kwargs: dict, noted: int | None) -> list[ProbeAnswer]:
         """How the rows of all recorded layers lie, for each way in which the outputs may count the examples."""
         self._state = torch.random.get_rng_state()
         first = self._trial(args, kwargs)
         ways = _ways([tuple(out.shape) for out in first.outputs], noted)
-        answers = [Answer(along, examples, self._rows(first, along, examples)) for along, examples in ways]
+        answers = [ProbeAnswer(along, examples, self._rows(first, along, examples)) for along, examples in ways]
         answers = [answer for answer in answers if answer.rows]
         if not answers:
             return self._by_rolling(args, kwargs, noted)
@@ -115,16 +115,16 @@ class Probe:
             answers = [_confirmed(answer, self._rows(other, answer.along, answer.examples)) for answer in answers]
         return [self._with_keys(answer, first, args, kwargs) for answer in answers]
 
-    def _trial(self, args: tuple, kwargs: dict, evaluating: bool = False) -> Trial:
+    def _trial(self, args: tuple, kwargs: dict, evaluating: bool = False) -> TrialCall:
         """Run a new shadow, with the same random numbers every time."""
         torch.random.set_rng_state(self._state)
-        shadows = shadow_of(self._module)
+        shadows = probe_shadow(self._module)
         for shadow in shadows.values() if evaluating else ():
             shadow.training = False
         pairs = [(shadows[each.module], each) for each in self._recorded if each.module in shadows]
-        return Trial(shadows[self._module], pairs, args, kwargs)
+        return TrialCall(shadows[self._module], pairs, args, kwargs)
 
-    def _rows(self, trial: Trial, along: Along, examples: int) -> dict[Place, Lie]:
+    def _rows(self, trial: TrialCall, along: OutputAxis, examples: int) -> dict[CallPlace, RowLayout]:
         """How the rows of all calls lie that labels reach."""
         labels = draw_labels(examples, self._random)
         weights, labelled = [], []
@@ -142,10 +142,10 @@ class Probe:
             if error is not None and other is not None:
                 rows = rows_by_labels(error, other, labels)
                 if rows is not None:
-                    lies[place] = Lie(rows, tuple(key.shape[:-1]) or (1,))
+                    lies[place] = RowLayout(rows, tuple(key.shape[:-1]) or (1,))
         return lies
 
-    def _with_keys(self, answer: Answer, trial: Trial, args: tuple, kwargs: dict) -> Answer:
+    def _with_keys(self, answer: ProbeAnswer, trial: TrialCall, args: tuple, kwargs: dict) -> ProbeAnswer:
         """What only the inputs of layers show, as each example takes the place of the next one: rows of several
         examples whose inputs stay as they are belong to all examples; and rows that no label reached follow.
         """
@@ -160,16 +160,16 @@ class Probe:
         for place in open_places:
             rows = rows_by_rolling([before[place]], [after[place]], answer.examples) if place in after else SELECTED
             if rows == SHARED if place in answer.rows else not isinstance(rows, str):
-                more[place] = Lie(rows, tuple(before[place].shape[:-1]) or (1,))
+                more[place] = RowLayout(rows, tuple(before[place].shape[:-1]) or (1,))
         return answer._replace(rows={**answer.rows, **more})
 
     # ------------------------------------------------------------------------------------- outputs without examples
 
-    def _by_rolling(self, args: tuple, kwargs: dict, noted: int | None) -> list[Answer]:
+    def _by_rolling(self, args: tuple, kwargs: dict, noted: int | None) -> list[ProbeAnswer]:
         """The same from the inputs: each example takes the place of the next one, and rows follow."""
         shapes = [tuple(t.shape) for t in _tensors(args, kwargs)]
         ways = {
-            (Along(axis, INPUTS), noted or shape[axis]): None
+            (OutputAxis(axis, INPUTS), noted or shape[axis]): None
             for shape in shapes
             for axis in AXES[:2]
             if axis < len(shape) and (shape[axis] == noted or (noted is None and axis == 0))
@@ -178,30 +178,30 @@ class Probe:
         for along, examples in ways:
             if examples < 2:
                 continue
-            answer = Answer(along, examples, self._follow(args, kwargs, along, examples))
+            answer = ProbeAnswer(along, examples, self._follow(args, kwargs, along, examples))
             for _, scrambled in self._scrambles(args, kwargs):
                 answer = _confirmed(answer, self._follow(*scrambled, along, examples))
             if any(lie.rows != SHARED for lie in answer.rows.values()):  # else all examples are the same
                 answers.append(answer)
         return answers
 
-    def _follow(self, args: tuple, kwargs: dict, along: Along, examples: int) -> dict[Place, Lie]:
+    def _follow(self, args: tuple, kwargs: dict, along: OutputAxis, examples: int) -> dict[CallPlace, RowLayout]:
         before = self._evaluated(args, kwargs)
         after = self._evaluated(*_roll(args, kwargs, examples, along.axis))
         return {
-            place: Lie(
+            place: RowLayout(
                 rows_by_rolling(before[place], after[place], examples), tuple(before[place][0].shape[:-1]) or (1,)
             )
             for place in before
             if place in after
         }
 
-    def _evaluated(self, args: tuple, kwargs: dict) -> dict[Place, list[Tensor]]:
+    def _evaluated(self, args: tuple, kwargs: dict) -> dict[CallPlace, list[Tensor]]:
         trial = self._trial(args, kwargs, evaluating=True)
         seen = trial.rows([torch.ones_like(out) for out in trial.outputs]) if trial.outputs else {}
         return {place: [key, error] for place, (key, error) in seen.items() if error is not None}
 
-    def _scrambles(self, args: tuple, kwargs: dict) -> Iterator[tuple[Trial, tuple[tuple, dict]]]:
+    def _scrambles(self, args: tuple, kwargs: dict) -> Iterator[tuple[TrialCall, tuple[tuple, dict]]]:
         """Runs on scrambled arguments; some have to fit together, and do not when scrambled."""
         for _ in range(SCRAMBLED):
             scrambled = self._scrambled(args, kwargs)
@@ -223,19 +223,19 @@ class Probe:
         return pytree.tree_map(scramble, (args, kwargs))
 
 
-def _ways(shapes: Sequence[Sequence[int]], noted: int | None) -> list[tuple[Along, int]]:
+def _ways(shapes: Sequence[Sequence[int]], noted: int | None) -> list[tuple[OutputAxis, int]]:
     """How outputs of some shapes may count the examples, what is usual first."""
-    ways: dict[tuple[Along, int], None] = {}
+    ways: dict[tuple[OutputAxis, int], None] = {}
     for shape in shapes:
         for axis in AXES:
             if axis < len(shape) and (noted == shape[axis] or (noted is None and axis <= max(0, len(shape) - 2))):
-                ways[Along(axis), shape[axis]] = None
+                ways[OutputAxis(axis), shape[axis]] = None
         if noted and shape and shape[0] > noted and shape[0] % noted == 0:
-            ways |= {(Along(0, "outer"), noted): None, (Along(0, "inner"), noted): None}
+            ways |= {(OutputAxis(0, "outer"), noted): None, (OutputAxis(0, "inner"), noted): None}
     return [(along, examples) for along, examples in ways if examples > 1]
 
 
-def _confirmed(answer: Answer, again: Mapping[Place, Lie]) -> Answer:
+def _confirmed(answer: ProbeAnswer, again: Mapping[CallPlace, RowLayout]) -> ProbeAnswer:
     return answer._replace(rows={place: lie.confirmed(again.get(place)) for place, lie in answer.rows.items()})
 
 

@@ -12,27 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..layers import Call, Point
-from ..plan.recording_plan import Recorded
+from ..layers import ErrorPoint, ModuleCall
+from ..plan.recording_plan import RecordedModule
 
-Place = tuple[str, int, int]
+CallPlace = tuple[str, int, int]
 """Which rows: the module, which of its calls, which of the maps that the call went through."""
 
 
-class Seen(NamedTuple):
+class TrialRows(NamedTuple):
     """Inputs and errors of one map in one call, with the leading axes of the call; no errors where none came."""
 
     key: Tensor
     error: Tensor | None
 
 
-class Trial:
+class TrialCall:
     """One forward pass of a shadow, and as many backward passes as are asked for."""
 
     def __init__(
-        self, module: nn.Module, recorded: Sequence[tuple[nn.Module, Recorded]], args: tuple, kwargs: dict
+        self, module: nn.Module, recorded: Sequence[tuple[nn.Module, RecordedModule]], args: tuple, kwargs: dict
     ) -> None:
-        self._calls: list[tuple[str, Call, list[Tensor | None]]] = []
+        self._calls: list[tuple[str, ModuleCall, list[Tensor | None]]] = []
         for shadow, about in recorded:
             about.kind.attach(shadow, partial(self._see, about.uses[0].info.name))
         self._leaves = [p for p in module.parameters() if p.requires_grad]
@@ -41,13 +41,13 @@ class Trial:
         self.outputs = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()]
         self._forward = len(self._calls)
 
-    def _see(self, name: str, call: Call, points: Sequence[Point]) -> None:
+    def _see(self, name: str, call: ModuleCall, points: Sequence[ErrorPoint]) -> None:
         errors: list[Tensor | None] = [None] * len(points)
         self._calls.append((name, call, errors))
         for i, point in enumerate(points):
             point.node.register_prehook(partial(_arrive, errors, i, point.number))
 
-    def rows(self, weights: Sequence[Tensor | None]) -> dict[Place, Seen]:
+    def rows(self, weights: Sequence[Tensor | None]) -> dict[CallPlace, TrialRows]:
         """Inputs and errors of all calls, if the loss is the sum of the outputs, each entry with its weight."""
         del self._calls[self._forward :]  # activation checkpointing calls its layers again in every backward pass
         for _, _, errors in self._calls:
@@ -59,18 +59,18 @@ class Trial:
             retain_graph=True,
             inputs=self._leaves,  # not what the user's code may reach past the shadow: gradients would be added there
         )
-        seen: dict[Place, Seen] = {}
+        seen: dict[CallPlace, TrialRows] = {}
         numbers: Counter[str] = Counter()
         for name, call, errors in self._calls:
             for i, found in enumerate(call.rows(errors) if any(e is not None for e in errors) else ()):
                 error = None if found.error is None else found.error.reshape(*found.key.shape[:-1], -1)
-                seen[name, numbers[name], i] = Seen(found.key, error)
+                seen[name, numbers[name], i] = TrialRows(found.key, error)
             numbers[name] += 1
         return seen
 
-    def keys(self) -> dict[Place, Tensor]:
+    def keys(self) -> dict[CallPlace, Tensor]:
         """The inputs of all calls of the forward pass."""
-        keys: dict[Place, Tensor] = {}
+        keys: dict[CallPlace, Tensor] = {}
         numbers: Counter[str] = Counter()
         for name, call, _ in self._calls:
             for i, key in enumerate(call.inputs()):

@@ -15,46 +15,46 @@ import torch
 from jaxtyping import Float
 
 from dualform.errors import NoteError, RecordError
-from dualform.store import Glimpse
+from dualform.store import EntrySample
 
 from ..distributed.process_group import TOGETHER, Ranks
-from ..verify.gradient_audit import Found, Mark, audit
-from ..verify.gradient_follower import Follower, Pass, Probed
+from ..verify.gradient_audit import GradientFactors, OnMark, audit
+from ..verify.gradient_follower import GradientFollower, PassGradient, ProbedSlots
 
-Values = Float[np.ndarray, " k"]
+WatchedValues = Float[np.ndarray, " k"]
 
 
-class Glance(NamedTuple):
+class PassSummary(NamedTuple):
     """A backward pass as one process saw it: the watched entries of a gradient, right after it and later."""
 
     begins: tuple[int, ...]
     width: int
-    after: Values
-    later: Values | None
+    after: WatchedValues
+    later: WatchedValues | None
     left_over: bool
 
 
-class Said(NamedTuple):
+class RankReport(NamedTuple):
     """What a process has to say."""
 
     step: int
     columns: Mapping[str, str] | None
-    passes: Mapping[tuple[int, str], Sequence[Glance]]
+    passes: Mapping[tuple[int, str], Sequence[PassSummary]]
     batches: Sequence[tuple[int, int, int]]
     """The batches that steps used for the first time: the step, which of its batches, how many examples."""
     bytes: int
     seconds: float
 
 
-def glance(added: Pass) -> Glance:
+def summarize_pass(added: PassGradient) -> PassSummary:
     """A pass, for the others."""
     seen = added.watched
     after, later = (None if b is None else seen.values([b])[0] for b in (added.after, added.later))
     assert after is not None
-    return Glance(seen.begins, seen.width, after, later, added.left_over)
+    return PassSummary(seen.begins, seen.width, after, later, added.left_over)
 
 
-def compare(said: Sequence[Said]) -> None:
+def compare(said: Sequence[RankReport]) -> None:
     """See that all processes do the same."""
     steps = [each.step for each in said]
     if len(set(steps)) > 1:
@@ -64,22 +64,22 @@ def compare(said: Sequence[Said]) -> None:
         raise NoteError(f"the processes note different columns: {columns}. Note the same ones in all of them.")
 
 
-class Meeting:
+class Exchange:
     """The processes have met, and know what each has to say."""
 
-    def __init__(self, ranks: Ranks, mine: Said) -> None:
+    def __init__(self, ranks: Ranks, mine: RankReport) -> None:
         self.ranks, self.said = ranks, ranks.gather(mine)
         compare(self.said)
 
     def audit(
-        self, follower: Follower, steps: Sequence[int], passes: Sequence[Sequence[Pass]], mark: Mark
-    ) -> list[Found]:
+        self, follower: GradientFollower, steps: Sequence[int], passes: Sequence[Sequence[PassGradient]], mark: OnMark
+    ) -> list[GradientFactors]:
         """Look at the passes of a parameter that each of some steps used up, in all processes."""
         whole = [self._whole(follower, step, own) for step, own in zip(steps, passes, strict=True)]
         found = audit(follower, steps, whole, mark)
         own = audit(follower, steps, passes, _ignore)
         return [
-            Found(
+            GradientFactors(
                 None if each.scale is None else each.scale / self.ranks.world,
                 each.factors if len(each.factors) == len(mine.factors) else mine.factors,
                 each.marked,
@@ -87,7 +87,9 @@ class Meeting:
             for each, mine in zip(found, own, strict=True)
         ]
 
-    def add_up(self, sums: dict[tuple[int, Follower], Probed], followers: Mapping[str, Follower]) -> None:
+    def add_up(
+        self, sums: dict[tuple[int, GradientFollower], ProbedSlots], followers: Mapping[str, GradientFollower]
+    ) -> None:
         """Put what the slots of all processes put into the gradients in place of what those of this one did."""
         wanted = sorted({key for each in self.said for key in each.passes})
         mine = {(step, follower.name): probed for (step, follower), probed in sums.items()}
@@ -96,7 +98,7 @@ class Meeting:
         sizes = torch.tensor([[part.power, float(part.rows)] for part in parts], dtype=torch.float64)
         self.ranks.add_up([*numbers, sizes])
         for (step, name), part, total, (power, rows) in zip(wanted, parts, numbers, sizes.tolist(), strict=True):
-            sums[step, followers[name]] = Probed(total.to(part.numbers.dtype), power, int(rows), part.eps)
+            sums[step, followers[name]] = ProbedSlots(total.to(part.numbers.dtype), power, int(rows), part.eps)
 
     def looks(self, name: str) -> tuple[tuple[int, ...], int] | None:
         """Where the first process looks at a gradient, so that all of them look there."""
@@ -124,7 +126,7 @@ class Meeting:
         """The examples of all batches since the last meeting."""
         return sum(size for each in self.said for _, _, size in each.batches)
 
-    def _whole(self, follower: Follower, step: int, own: Sequence[Pass]) -> list[Pass]:
+    def _whole(self, follower: GradientFollower, step: int, own: Sequence[PassGradient]) -> list[PassGradient]:
         """The passes of all processes, added up. Where these do not match, those of the one that had the most."""
         lists = [each.passes.get((step, follower.name), ()) for each in self.said]
         first = max(lists, key=len)
@@ -139,7 +141,7 @@ class Meeting:
         return [_pass(some) for some in zip(*lists, strict=True)]
 
     @staticmethod
-    def _see_same(follower: Follower, later: Sequence[Values | None]) -> None:
+    def _see_same(follower: GradientFollower, later: Sequence[WatchedValues | None]) -> None:
         """The optimisers of all processes must have found the same gradient."""
         found = [each for each in later if each is not None]
         if not found:
@@ -153,11 +155,11 @@ class Meeting:
             )
 
 
-def _pass(seen: Sequence[Glance]) -> Pass:
+def _pass(seen: Sequence[PassSummary]) -> PassGradient:
     """What several processes saw of a pass, as one."""
     first = seen[0]
-    return Pass(
-        Glimpse(first.begins, first.width, torch.float64),
+    return PassGradient(
+        EntrySample(first.begins, first.width, torch.float64),
         _sum([each.after for each in seen]) or b"",
         slots=[],
         probed=[],
@@ -167,11 +169,11 @@ def _pass(seen: Sequence[Glance]) -> Pass:
     )
 
 
-def _nothing(follower: Follower) -> Probed:
-    return Probed(follower.probe.nothing(), 0.0, 0, follower.eps)
+def _nothing(follower: GradientFollower) -> ProbedSlots:
+    return ProbedSlots(follower.probe.nothing(), 0.0, 0, follower.eps)
 
 
-def _sum(values: Sequence[Values | None]) -> bytes | None:
+def _sum(values: Sequence[WatchedValues | None]) -> bytes | None:
     known = [each for each in values if each is not None]
     return np.sum(known, axis=0).tobytes() if known else None
 

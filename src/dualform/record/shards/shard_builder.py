@@ -18,24 +18,24 @@ from torch import Tensor
 
 from dualform.engine import Agreement
 from dualform.errors import NonFiniteGradient, RecordError
-from dualform.store import Arena, Call, Pending, Writer, all_finite
+from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite
 
 from ..hooks.interrupts import Interrupts
-from ..plan.recording_plan import Plan
-from ..slots.batch_columns import Notes
-from ..slots.slot_buffers import SHARD_BYTES, Run, Slots
-from ..state.frozen_weights import Frozen
-from ..state.rest_snapshots import Rest
-from ..state.state_checkpoints import Stations
-from ..training.backward_hooks import Passes
-from ..training.outside_changes import Outside
-from ..training.parameter_step import Moved, New, factors_of, line_of, new_batches, scales_of
-from ..verify.gradient_audit import NO_PRODUCT, Found, audit, not_products, probed
-from ..verify.gradient_follower import Follower, Probed
-from ..verify.live_certificate import Line, Proof, Used
+from ..plan.recording_plan import RecordingPlan
+from ..slots.batch_columns import BatchColumns
+from ..slots.slot_buffers import SHARD_BYTES, CallSlots, RowRun
+from ..state.frozen_weights import FrozenWeightTracker
+from ..state.rest_snapshots import RestSnapshots
+from ..state.state_checkpoints import StateCheckpoints
+from ..training.backward_hooks import BackwardHooks
+from ..training.outside_changes import OutsideChanges
+from ..training.parameter_step import NewBatch, ParameterUpdate, factors_of, line_of, new_batches, scales_of
+from ..verify.gradient_audit import NO_PRODUCT, GradientFactors, audit, not_products, probed
+from ..verify.gradient_follower import GradientFollower, ProbedSlots
+from ..verify.live_certificate import LiveCertificate, StepLine, UsedSlots
 from ..verify.marks import Marks
-from ..verify.unfinished_step import Unfinished
-from .exchange import Meeting, Said, glance
+from ..verify.unfinished_step import UnfinishedStep
+from .exchange import Exchange, RankReport, summarize_pass
 
 SHARD_SECONDS = 60.0
 
@@ -51,42 +51,53 @@ CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
 
 
-class Digested(NamedTuple):
+class DigestedSteps(NamedTuple):
     """What some steps are in the memory, and what the proof needs of them: the slots that they used up, and what those
     put into the gradients, seen through their probes.
     """
 
-    lines: list[Line]
-    used: list[Used]
+    lines: list[StepLine]
+    used: list[UsedSlots]
     sums: Mapping[tuple[int, str], Tensor]
-    calls: list[Call]
+    calls: list[CallRow]
     visits: list[Mapping[str, Any]]
 
 
-class Shelf:
+class ShardBuilder:
     """Takes complete steps and hands them to the writer, shard by shard."""
 
     def __init__(
-        self, plan: Plan, passes: Passes, notes: Notes, rest: Rest, stations: Stations, marks: Marks, proof: Proof,
-        writer: Writer, visits: int, outside: Outside, frozen: Frozen, interrupts: Interrupts,
-    ) -> None:  # fmt: skip
+        self,
+        plan: RecordingPlan,
+        passes: BackwardHooks,
+        notes: BatchColumns,
+        rest: RestSnapshots,
+        stations: StateCheckpoints,
+        marks: Marks,
+        proof: LiveCertificate,
+        writer: ShardWriter,
+        visits: int,
+        outside: OutsideChanges,
+        frozen: FrozenWeightTracker,
+        interrupts: Interrupts,
+    ) -> None:
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
         self.marks, self.proof, self.writer, self.outside, self.frozen = marks, proof, writer, outside, frozen
         self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
-        self.unfinished = Unfinished(plan.tensors)
+        self.unfinished = UnfinishedStep(plan.tensors)
         self._meet_at, self._full = marks.step + 1, False
-        self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
-        self._arenas.put(Arena())
+        self._arenas: queue.SimpleQueue[SlotArena] = queue.SimpleQueue()
+        self._arenas.put(SlotArena())
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
         self._digests = 0
         self._broken: RecordError | None = None
-        self._fresh(Arena())
+        self._fresh(SlotArena())
 
     def holds(self, step: int) -> bool:
         """Whether a step waits here, so that another optimiser can still take its part in it."""
         return bool(self._steps) and self._steps[-1][0] == step
 
-    def enter(self, step: int, moved: Sequence[Moved]) -> None:
+    def enter(self, step: int, moved: Sequence[ParameterUpdate]) -> None:
         """Take a step, or another optimiser's part of the last one."""
         if self.holds(step):
             self._steps[-1] = step, [*self._steps[-1][1], *moved]
@@ -106,7 +117,7 @@ class Shelf:
             )
             raise
 
-    def add(self, step: int, moved: Sequence[Moved], whole: bool = True) -> None:
+    def add(self, step: int, moved: Sequence[ParameterUpdate], whole: bool = True) -> None:
         """Look at a step that was entered, and hand over what is full. It is not ``whole`` while gradients wait for
         further optimisers; then there is no hurry.
         """
@@ -160,7 +171,7 @@ class Shelf:
         if shard is not None:
             self._send(shard)
 
-    def _closed(self, ledger: bool, live: bool = True) -> Pending | None:
+    def _closed(self, ledger: bool, live: bool = True) -> PendingShard | None:
         """The shard with all that belongs to it; None where there are no steps. Where the tensors are not ``live``, a
         step has been broken off: they are kept as they stood before it.
         """
@@ -200,15 +211,15 @@ class Shelf:
         certificate = self.proof.certificate(self.plan.tensors)
         return {name: line for name, line in certificate.items() if name in self.proof.wholes or name not in marked}
 
-    def _send(self, shard: Pending) -> None:
+    def _send(self, shard: PendingShard) -> None:
         with self._waiting():
             self.writer.wait_for_room()  # nothing is taken while it waits: who interrupts it may hand over again
         try:
             arena = self._arenas.get(False)
         except queue.Empty:  # an error lost it
-            arena = Arena()
+            arena = SlotArena()
         try:
-            reused = Arena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
+            reused = SlotArena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
             shard.at_end = partial(self._arenas.put, reused)
             self.writer.put(shard)
         except BaseException:
@@ -232,15 +243,15 @@ class Shelf:
     def _waiting(self) -> Any:
         return self.interrupts.waiting(f"writing the steps up to {self.marks.step} to {self.writer.folder}")
 
-    def _fresh(self, arena: Arena) -> None:
+    def _fresh(self, arena: SlotArena) -> None:
         self._number += 1
         self._since = time.monotonic()
-        self._steps: list[tuple[int, Sequence[Moved]]] = []
-        self._stretches: dict[str, list[tuple[Run, int, int]]] = {}
+        self._steps: list[tuple[int, Sequence[ParameterUpdate]]] = []
+        self._stretches: dict[str, list[tuple[RowRun, int, int]]] = {}
         self._arena = arena
         arena.clear()
         self.passes.renew(arena)
-        self.pending = Pending(number=self._number, first=self.marks.step + 1)
+        self.pending = PendingShard(number=self._number, first=self.marks.step + 1)
 
     # ------------------------------------------------------------------------------------------------- what could wait
 
@@ -270,7 +281,7 @@ class Shelf:
             for follower in self.passes.followers.values():
                 follower.look_elsewhere()
 
-    def _prove(self, digested: "Digested") -> None:
+    def _prove(self, digested: "DigestedSteps") -> None:
         """Go on with the proof. If that cannot be, the certificate is made from the disk, when recording ends."""
         try:
             self.proof.take(digested.lines, digested.used, digested.sums)
@@ -279,15 +290,15 @@ class Shelf:
             raise
 
     def _looked_through(
-        self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence[New]
-    ) -> "Digested":  # fmt: skip
+        self, steps: Sequence[tuple[int, Sequence[ParameterUpdate]]], new: Sequence[NewBatch]
+    ) -> "DigestedSteps":  # fmt: skip
         """What steps are in the memory."""
         meeting = None if self.ranks.alone else self._talk(steps, new)
         found = self._audit(steps, meeting)
         sums = self._probe(steps, found, meeting)
         visits = self._number_visits(new, meeting)
-        lines: list[Line] = []
-        used: list[Used] = []
+        lines: list[StepLine] = []
+        used: list[UsedSlots] = []
         for step, moved in steps:
             here = [found[step, each.follower] for each in moved]
             lines += [
@@ -295,23 +306,27 @@ class Shelf:
                 for each, scale in zip(moved, scales_of(here), strict=True)
                 if each.follower.name not in self.passes.book.accounts
             ]
-            used += [Used(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
+            used += [UsedSlots(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
         seen = {(step, follower.name): each.numbers for (step, follower), each in sums.items()}
-        return Digested(lines, used, seen, [self._call(each) for each in used], visits)
+        return DigestedSteps(lines, used, seen, [self._call(each) for each in used], visits)
 
-    def _talk(self, steps: Sequence[tuple[int, Sequence[Moved]]], new: Sequence[New]) -> Meeting:
+    def _talk(self, steps: Sequence[tuple[int, Sequence[ParameterUpdate]]], new: Sequence[NewBatch]) -> Exchange:
         """Meet the other processes, and find out when to meet again."""
         since = self.marks.step - self.pending.first + 1
-        said = Said(
+        said = RankReport(
             self.marks.step,
             self.notes.types,
-            {(step, each.follower.name): [glance(p) for p in each.passes] for step, moved in steps for each in moved},
+            {
+                (step, each.follower.name): [summarize_pass(p) for p in each.passes]
+                for step, moved in steps
+                for each in moved
+            },
             [(each.step, each.number, each.size) for each in new],
             self.passes.bytes + self.pending.kept,
             time.monotonic() - self._since,
         )
         try:
-            meeting = Meeting(self.ranks, said)
+            meeting = Exchange(self.ranks, said)
         except RecordError as error:
             self._broken = error
             raise
@@ -325,9 +340,9 @@ class Shelf:
         return meeting
 
     def _audit(
-        self, steps: Iterable[tuple[int, Sequence[Moved]]], meeting: Meeting | None
-    ) -> dict[tuple[int, Follower], Found]:
-        by_follower: dict[Follower, list[tuple[int, Moved]]] = {}
+        self, steps: Iterable[tuple[int, Sequence[ParameterUpdate]]], meeting: Exchange | None
+    ) -> dict[tuple[int, GradientFollower], GradientFactors]:
+        by_follower: dict[GradientFollower, list[tuple[int, ParameterUpdate]]] = {}
         for step, moved in steps:
             for each in moved:
                 by_follower.setdefault(each.follower, []).append((step, each))
@@ -344,12 +359,14 @@ class Shelf:
         return found
 
     def _probe(
-        self, steps: Iterable[tuple[int, Sequence[Moved]]], found: Mapping[tuple[int, Follower], Found],
-        meeting: Meeting | None,
-    ) -> dict[tuple[int, Follower], Probed]:  # fmt: skip
+        self,
+        steps: Iterable[tuple[int, Sequence[ParameterUpdate]]],
+        found: Mapping[tuple[int, GradientFollower], GradientFactors],
+        meeting: Exchange | None,
+    ) -> dict[tuple[int, GradientFollower], ProbedSlots]:
         """What slots put into the gradients, seen through their probes; mark a gradient that is something else."""
-        sums: dict[tuple[int, Follower], Probed] = {}
-        looks: dict[Follower, list[tuple[int, float, Tensor]]] = {}
+        sums: dict[tuple[int, GradientFollower], ProbedSlots] = {}
+        looks: dict[GradientFollower, list[tuple[int, float, Tensor]]] = {}
         for step, moved in steps:
             here = [found[step, each.follower] for each in moved]
             for each, about, scale in zip(moved, here, scales_of(here), strict=True):
@@ -366,18 +383,18 @@ class Shelf:
                 self.marks("not-a-product", follower.name, NO_PRODUCT, numbers[i])
         return sums
 
-    def _call(self, used: Used) -> Call:
+    def _call(self, used: UsedSlots) -> CallRow:
         """A call with the visits of its rows, if it is known which."""
         slots = used.slots
         owners = self.passes.credit.told(slots, used.step)
         visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
-        return Call(
+        return CallRow(
             slots.layer.name, slots.module, used.step, slots.number, rows, visit, size, stride, used.factor,
             used.bias_factor,
         )  # fmt: skip
 
-    def _place(self, slots: Slots) -> None:
+    def _place(self, slots: CallSlots) -> None:
         """Rows that lie one below the other stay together."""
         slots.run.kept = True
         stretches = self._stretches.setdefault(slots.layer.name, [])
@@ -386,7 +403,7 @@ class Shelf:
         else:
             stretches.append((slots.run, slots.begin, slots.end))
 
-    def _number_visits(self, new: Iterable[New], meeting: Meeting | None) -> list[Mapping[str, Any]]:
+    def _number_visits(self, new: Iterable[NewBatch], meeting: Exchange | None) -> list[Mapping[str, Any]]:
         """Give the examples of new batches their visits: step by step, and in each those of the first process first."""
         before, lines = self.visit, []
         for each in new:
@@ -402,7 +419,7 @@ class Shelf:
         names = (*self.plan.explained, *self.plan.in_ledger)
         return [name for name in names if not all_finite(self.plan.tensors[name])]
 
-    def _look_for_nan(self, shard: Pending) -> None:
+    def _look_for_nan(self, shard: PendingShard) -> None:
         if bad := self._not_finite():
             self._broken = NonFiniteGradient(
                 f"'{bad[0]}' holds NaN or infinity: a gradient between step {shard.first} and step {shard.last} did. "

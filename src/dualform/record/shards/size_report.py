@@ -9,12 +9,12 @@ from torch import Tensor
 
 from dualform.store import PAGE
 
-from ..plan.recording_plan import Plan
+from ..plan.recording_plan import RecordingPlan
 from ..slots import slot_buffers as stage
-from ..slots.slot_buffers import Slots
+from ..slots.slot_buffers import CallSlots
 from ..state import state_checkpoints as stations
-from ..training.parameter_step import Moved, new_batches
-from .shard_builder import Shelf
+from ..training.parameter_step import ParameterUpdate, new_batches
+from .shard_builder import ShardBuilder
 
 GROWN = 100
 """After so many steps the size is told again, where nobody knows how many are to come."""
@@ -58,15 +58,17 @@ class SizeEstimate:
         return self.fixed + steps * (self.slots + self.lines + self.rest) + shards * self.shard + kept * self.station
 
 
-class Sizes:
+class SizeReport:
     """Tells the size of a memory through ``say``. ``steps`` is how many are to be taken, where that is known."""
 
-    def __init__(self, plan: Plan, shelf: Shelf, steps: int | None, say: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, plan: RecordingPlan, shelf: ShardBuilder, steps: int | None, say: Callable[[str], None] | None
+    ) -> None:
         self.plan, self.shelf, self.steps, self.say = plan, shelf, steps, say
         self.estimate: SizeEstimate | None = None
         self._first = shelf.marks.step + 1
 
-    def take(self, step: int, moved: Sequence[Moved]) -> None:
+    def take(self, step: int, moved: Sequence[ParameterUpdate]) -> None:
         """A step is complete, and not yet on the shelf."""
         if step == self._first and self.estimate is None and self.say is not None and not self.plan.ledger_only:
             self.estimate = self._estimate(step, moved)
@@ -91,7 +93,7 @@ class Sizes:
         more = in_bytes(1000 * longer * size.a_step)
         return f"the memory takes about {in_bytes(now)} after {step:,} steps, and {more} for every 1,000 steps."
 
-    def _estimate(self, step: int, moved: Sequence[Moved]) -> SizeEstimate:
+    def _estimate(self, step: int, moved: Sequence[ParameterUpdate]) -> SizeEstimate:
         used = {id(slots): slots for each in moved for added in each.passes for slots in added.slots}
         calls = [slots for slots in used.values() if slots.layer.keep != "ledger"]
         batches = new_batches([(step, moved)], self.shelf.passes.credit.size_of)
@@ -126,7 +128,7 @@ class Sizes:
         return _bytes_of([self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)])
 
 
-def _stored(calls: Sequence[Slots]) -> tuple[dict[str, int], int]:
+def _stored(calls: Sequence[CallSlots]) -> tuple[dict[str, int], int]:
     """The bytes that some calls put into each tensor of a shard, and how many of them wait for it in memory."""
     tensors: Counter[str] = Counter()
     waiting = 0

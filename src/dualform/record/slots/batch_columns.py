@@ -58,7 +58,7 @@ class Batch:
         return {"visit": rows + first, "step": step, "row": rows + row, **self.columns, **copy}
 
 
-class Notes:
+class BatchColumns:
     """Which batch the loop is in. A batch ends with the next note of a column it already has, or with its step.
 
     Notes may come before the forward pass or after it. A forward pass after the backward pass of a noted batch, or

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hooks.model_shadow import opaque
+from ..hooks.model_shadow import is_opaque
 from ..hooks.picklable_hook import Hook
-from ..hooks.uncompiled import eager
+from ..hooks.uncompiled import uncompiled
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Entry:
+class ModelCall:
     """One call by the user: the module, the shapes of its tensors, and the recorded calls inside it so far."""
 
     __slots__ = ("calls", "inputs", "outputs", "path")
@@ -30,7 +30,7 @@ class Entry:
         self.calls: Counter[str] = Counter()
 
 
-class Entries:
+class ModelCalls:
     """Watches the outermost calls. ``began`` is told of each: whether with gradients, and whether by the user or again
     inside a backward pass; ``ended`` of each that recorded layers took part in, with its arguments.
     """
@@ -41,8 +41,8 @@ class Entries:
     ) -> None:  # fmt: skip
         self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
         self._interrupted = 0
-        self.current: Entry | None = None
-        self.last: Entry | None = None
+        self.current: ModelCall | None = None
+        self.last: ModelCall | None = None
         """The last one that is over."""
         self._depth = 0
         self._called: set[str] = {""}
@@ -51,7 +51,7 @@ class Entries:
         self._handles: dict[str, list[Any]] = {}
         self._settled = False
 
-    def hook(self) -> "Entries":
+    def hook(self) -> "ModelCalls":
         """Watch all modules."""
         self._settled = False
         for path, module in self._model.named_modules():
@@ -96,21 +96,21 @@ class Entries:
         """Whether a call repeats one that was seen: activation checkpointing inside a backward pass."""
         return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
 
-    @eager
+    @uncompiled
     def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if not self._depth and (opaque(module) or self._is_again(path)):
+        if not self._depth and (is_opaque(module) or self._is_again(path)):
             return
         if self._depth and self._interrupted != self._interruptions():
             self.break_off()
         self._depth += 1
         if self._depth == 1:
             self._interrupted = self._interruptions()
-            self.current = Entry(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
+            self.current = ModelCall(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
             if self.current is None:
                 self._without_gradients.add(path)
             self._began(self.current is not None, torch._C._current_graph_task_id() == -1)
 
-    @eager
+    @uncompiled
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not self._depth or (self._depth == 1 and self._is_again(path)):
             return

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dualform.store import INDEX, STORED, Arena, Encoded, Room, bytes_a_row
+from dualform.store import INDEX, STORED, EncodedRows, RowTarget, SlotArena, bytes_a_row
 from dualform.types import DType, LayerInfo
 
-from ..plan.certificate_entries import Columns, sizes_of
+from ..plan.certificate_entries import CertificateColumns, sizes_of
 from .batch_columns import Batch
-from .model_calls import Entry
+from .model_calls import ModelCall
 
 SHARD_BYTES = 64 << 20
 """What is written at a time."""
@@ -29,7 +29,7 @@ FEWEST, MOST = 64, 1 << 15
 """Rows that a run has room for."""
 
 
-class Slots:
+class CallSlots:
     """The slots of one call, and where they lie."""
 
     __slots__ = (
@@ -40,13 +40,13 @@ class Slots:
     def __init__(self, layer: LayerInfo, module: str, leading: tuple[int, ...], batch: Batch, number: int) -> None:
         self.layer, self.module, self.batch, self.number = layer, module, batch, number
         self.leading = leading or (1,)  # a single row counts as a batch of one
-        self.entry: Entry | None = None
+        self.entry: ModelCall | None = None
         """The user's call that it was a part of, if that is known."""
         self.order: int | None = None
         """Which call of its module it was in that."""
         self.place: tuple[str, int] = module, 0
         """Which of the maps that the call of a module went through, with the module's first name."""
-        self.run: Run
+        self.run: RowRun
         self.begin = self.end = 0
         self.eps = 0.0
         self.finite = True
@@ -60,10 +60,12 @@ class Slots:
         return self.error_square * self.key_square / max(self.end - self.begin, 1)
 
 
-class Run:
+class RowRun:
     """Rows of a layer as they go to the disk, one call below the other."""
 
-    def __init__(self, layer: LayerInfo, columns: Columns, rows: int, dtype: torch.dtype, arena: Arena) -> None:
+    def __init__(
+        self, layer: LayerInfo, columns: CertificateColumns, rows: int, dtype: torch.dtype, arena: SlotArena
+    ) -> None:
         self.room, self.used = rows, 0
         self.kept = False
         """Whether some of its rows belong to a step and wait for their shard."""
@@ -72,11 +74,11 @@ class Run:
         self.errors = arena.room((rows, layer.d_out), dtype) if layer.keep == "slots" else None
         self._key_exponents = np.zeros(rows, np.int16)
         self._error_exponents = np.zeros(rows, np.int16)
-        self._key_columns = Beside(self.keys, columns.keys)
-        self._error_columns = None if self.errors is None else Beside(self.errors, (columns.errors,))
-        self._users: list[weakref.ref[Slots]] = []
+        self._key_columns = SideColumns(self.keys, columns.keys)
+        self._error_columns = None if self.errors is None else SideColumns(self.errors, (columns.errors,))
+        self._users: list[weakref.ref[CallSlots]] = []
 
-    def take(self, slots: Slots, key: Tensor, error: Tensor) -> list[Room]:
+    def take(self, slots: CallSlots, key: Tensor, error: Tensor) -> list[RowTarget]:
         """Make room for the rows of a call: what is to be copied, and where to."""
         begin, end = self.used, self.used + len(key)
         slots.run, slots.begin, slots.end = self, begin, end
@@ -87,10 +89,10 @@ class Run:
         if self.indexed:
             place.copy_(key)
         else:
-            rooms.append(Room(_plain(key), place, self._key_exponents[begin:end], False))
+            rooms.append(RowTarget(_plain(key), place, self._key_exponents[begin:end], False))
         if self.errors is not None:
             rooms.append(
-                Room(_plain(error), self.errors.narrow(0, begin, len(key)), self._error_exponents[begin:end], True)
+                RowTarget(_plain(error), self.errors.narrow(0, begin, len(key)), self._error_exponents[begin:end], True)
             )
         return rooms
 
@@ -103,7 +105,7 @@ class Run:
         self._key_exponents[: self.used] = 0
         self.used, self._users = 0, []
 
-    def rows(self, begin: int, end: int) -> tuple[Encoded, Encoded | None]:
+    def rows(self, begin: int, end: int) -> tuple[EncodedRows, EncodedRows | None]:
         """Some rows as they go to the disk."""
         keys = _encoded(self.keys, self._key_exponents, begin, end)
         return keys, None if self.errors is None else _encoded(self.errors, self._error_exponents, begin, end)
@@ -114,16 +116,16 @@ class Run:
         if self._error_columns is not None:
             self._error_columns.take(begin, end)
 
-    def columns(self, rows: slice | np.ndarray) -> tuple["Followed", "Followed"]:
+    def columns(self, rows: slice | np.ndarray) -> tuple["FollowedRows", "FollowedRows"]:
         """The followed columns of some keys (or the indices) and errors, as they are stored."""
         assert self._error_columns is not None
         return (
-            Followed(self._key_columns.of(rows), _scale(self._key_exponents[rows])),
-            Followed(self._error_columns.of(rows), _scale(self._error_exponents[rows])),
+            FollowedRows(self._key_columns.of(rows), _scale(self._key_exponents[rows])),
+            FollowedRows(self._error_columns.of(rows), _scale(self._error_exponents[rows])),
         )
 
 
-class Beside:
+class SideColumns:
     """Some columns of a run, beside the run; all of them where none are named."""
 
     def __init__(self, values: Shaped[Tensor, "m d"], which: Sequence[slice]) -> None:
@@ -142,7 +144,7 @@ class Beside:
         return torch.from_numpy(self._some[rows]).double().numpy()
 
 
-class Followed(NamedTuple):
+class FollowedRows(NamedTuple):
     """Some columns of some rows, and what each row is to be multiplied with."""
 
     values: Float[np.ndarray, "r k"]
@@ -153,13 +155,13 @@ def _scale(exponents: Int[np.ndarray, " r"]) -> Float[np.ndarray, " r"]:
     return np.ldexp(1.0, exponents)
 
 
-class Stage:
+class SlotBuffer:
     """The run that a layer is filling. Best if one run holds all rows of a shard: so many as the last one had."""
 
-    def __init__(self, layer: LayerInfo, columns: Columns, dtype: DType, rows: int) -> None:
+    def __init__(self, layer: LayerInfo, columns: CertificateColumns, dtype: DType, rows: int) -> None:
         self.layer, self.columns, self.dtype = layer, columns, STORED[dtype]
         self.row_bytes = bytes_a_row(layer, self.dtype)
-        self.run: Run | None = None
+        self.run: RowRun | None = None
         self._expected, self._taken = rows, 0
 
     def renew(self) -> None:
@@ -168,7 +170,7 @@ class Stage:
             self._expected, self._taken = self._taken, 0
         self.run = None
 
-    def take(self, slots: Slots, key: Tensor, error: Tensor, arena: Arena) -> list[Room]:
+    def take(self, slots: CallSlots, key: Tensor, error: Tensor, arena: SlotArena) -> list[RowTarget]:
         """Make room for the rows of a call: what is to be copied, and where to."""
         run = self.run
         self._taken += len(key)
@@ -176,12 +178,12 @@ class Stage:
             run = self.run = self._next(len(key), arena)
         return run.take(slots, key, error)
 
-    def _next(self, rows: int, arena: Arena) -> Run:
+    def _next(self, rows: int, arena: SlotArena) -> RowRun:
         if self.run is not None and rows <= self.run.room and self.run.forgotten():
             self.run.clear()
             return self.run
         room = min(max(FEWEST, self._expected + self._expected // 8), MOST)
-        return Run(self.layer, self.columns, max(rows, room), self.dtype, arena)
+        return RowRun(self.layer, self.columns, max(rows, room), self.dtype, arena)
 
 
 @cache
@@ -194,6 +196,6 @@ def _plain(rows: Tensor) -> Tensor:
     return rows if rows.dtype in (torch.float32, torch.float64) and rows.is_cpu else rows.float().cpu()
 
 
-def _encoded(values: Tensor, exponents: np.ndarray, begin: int, end: int) -> Encoded:
+def _encoded(values: Tensor, exponents: np.ndarray, begin: int, end: int) -> EncodedRows:
     some = exponents[begin:end]
-    return Encoded(values[begin:end], torch.from_numpy(some) if some.any() else None)
+    return EncodedRows(values[begin:end], torch.from_numpy(some) if some.any() else None)

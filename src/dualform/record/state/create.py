@@ -14,14 +14,14 @@ from dualform.rules import Rule
 from dualform.store import INIT, SIGN, FileEntry, Manifest, load_manifest, remove_memory, write_tensors
 
 from ..distributed.process_group import Ranks
-from ..plan.options import Options
-from ..plan.recording_plan import Plan
+from ..plan.options import RecordOptions
+from ..plan.recording_plan import RecordingPlan
 from .frozen_weights import fingerprints_of_frozen
 from .rest_snapshots import auto_interval
 
 
-def begin_at(
-    folder: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
+def create_memory(
+    folder: Path, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], options: RecordOptions, ranks: Ranks
 ) -> Manifest:  # fmt: skip
     """Write the first files of a memory, in place of one that may be overwritten. ``folder`` is where this process
     writes.
@@ -54,7 +54,7 @@ def begin_at(
 
 
 def _first_file(
-    path: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], overwrite: bool, frozen: Container[str]
+    path: Path, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], overwrite: bool, frozen: Container[str]
 ) -> FileEntry:  # fmt: skip
     if (path / "manifest.json").exists() and not overwrite:
         steps = load_manifest(path).steps
@@ -77,7 +77,7 @@ def written_from(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu() if isinstance(tensor, nn.Parameter) else tensor.detach().to("cpu", copy=True)
 
 
-def states_of(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
+def states_of(plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
     """What the optimisers keep of the explained parameters, by name: the buffer, and what all examples share."""
     names = {id(plan.tensors[name]): name for name in plan.explained}
     out = {}

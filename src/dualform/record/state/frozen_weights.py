@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dualform.store import Store
 
-from ..plan.recording_plan import Plan
+from ..plan.recording_plan import RecordingPlan
 from ..verify.marks import Marks
 from ..verify.weight_fingerprint import fingerprint
 
@@ -19,7 +19,7 @@ CHANGED = (
 )
 
 
-def fingerprints_of_frozen(plan: Plan) -> dict[str, str]:
+def fingerprints_of_frozen(plan: RecordingPlan) -> dict[str, str]:
     """The large parameters that no optimiser has and that take no gradient, with their fingerprints."""
     frozen = {
         name: tensor
@@ -36,10 +36,10 @@ def hexadecimal(tensor: Tensor) -> str:
     return f"{fingerprint(tensor):016x}"
 
 
-class Frozen:
+class FrozenWeightTracker:
     """Knows the frozen parameters of which nothing but a fingerprint was kept so far."""
 
-    def __init__(self, plan: Plan, store: Store, step: int, marks: Marks) -> None:
+    def __init__(self, plan: RecordingPlan, store: Store, step: int, marks: Marks) -> None:
         self.marks, self._fingerprints = marks, store.manifest.frozen
         self._names = {id(plan.tensors[name]): name for name in store.not_kept(step) if name in plan.tensors}
 

@@ -15,7 +15,7 @@ def auto_interval(rest: Mapping[str, Tensor]) -> int:
     return _steps_for(t for t in rest.values() if not _frozen(t))
 
 
-class Rest:
+class RestSnapshots:
     """Knows what of the rest changed since it was last kept. The interval is ``automatic`` unless the user gave it."""
 
     def __init__(self, tensors: Mapping[str, Tensor], every: int, automatic: bool = True) -> None:

@@ -11,27 +11,27 @@ from dualform.store import (
     Manifest,
     Shard,
     Store,
-    cut,
+    entry_sample,
+    entry_samples_at,
     load_manifest,
-    part_of,
+    rank_folder,
     read_manifest,
     remove_unlisted,
-    sample_of,
-    samples_at,
+    truncate_shard,
     verify,
     write_tensors,
 )
 
 from ..distributed.process_group import Ranks
-from ..plan.options import Options
-from ..plan.recording_plan import Plan
+from ..plan.options import RecordOptions
+from ..plan.recording_plan import RecordingPlan
 from .create import states_of, written_from
 from .frozen_weights import hexadecimal
 from .rest_snapshots import same_bits
 
 
-def resume_at(
-    folder: Path, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
+def resume_memory(
+    folder: Path, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], options: RecordOptions, ranks: Ranks
 ) -> Manifest:  # fmt: skip
     """A memory cut back to a step, after seeing that model and optimiser stand there too: the part of it that this
     process writes to, in ``folder``.
@@ -45,7 +45,7 @@ def resume_at(
         store = _checked(path, step, plan, optimizers, options, ranks)
     with ranks.together():
         manifest = read_manifest(folder)
-        shards = [cut(folder, s, step) if s.last > step else s for s in manifest.shards if s.first <= step]
+        shards = [truncate_shard(folder, s, step) if s.last > step else s for s in manifest.shards if s.first <= step]
         number = 1 + max((shard.number for shard in manifest.shards), default=-1)
         rest = _rest_at(store, step, plan, number) if ranks.first else []
         shorter = manifest.upto(step, [*shards, *rest])
@@ -54,21 +54,26 @@ def resume_at(
     return shorter
 
 
-def demote_again(plan: Plan, manifest: Manifest) -> Plan:
+def demote_again(plan: RecordingPlan, manifest: Manifest) -> RecordingPlan:
     """The plan of a model with those parameters in the rest that the memory had to leave there."""
     reasons = {p.name: p.reason for p in manifest.parameters if p.name in manifest.demoted}
     return plan.demote(reasons) if reasons else plan
 
 
 def _checked(
-    path: Path, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer], options: Options, ranks: Ranks
+    path: Path,
+    step: int,
+    plan: RecordingPlan,
+    optimizers: Sequence[optim.Optimizer],
+    options: RecordOptions,
+    ranks: Ranks,
 ) -> Store:
     """The memory, if all is well with it up to the step, and with model and optimisers at it."""
     manifest = load_manifest(path)
     _check_options(path, step, manifest, plan, options, ranks)
     store = Store(path, replace(manifest, shards=_upto(manifest, step)), plan.known_rules)
     for name, entry in store.manifest.files.items():
-        if ranks.alone or (path / name).is_relative_to(part_of(path, ranks.rank)):
+        if ranks.alone or (path / name).is_relative_to(rank_folder(path, ranks.rank)):
             verify(path / name, entry, content=True)
     if plan.in_ledger and step and step not in (kept := [entry.step for entry in manifest.ledgers]):
         raise ResumeError(
@@ -79,7 +84,9 @@ def _checked(
     return store
 
 
-def _check_options(path: Path, step: int, manifest: Manifest, plan: Plan, options: Options, ranks: Ranks) -> None:
+def _check_options(
+    path: Path, step: int, manifest: Manifest, plan: RecordingPlan, options: RecordOptions, ranks: Ranks
+) -> None:
     if not 0 <= step <= manifest.steps:
         raise ResumeError(
             f"cannot resume at step {step}: the memory at {path} holds complete steps up to {manifest.steps}. Start "
@@ -115,14 +122,14 @@ def _difference(mine: object, theirs: object) -> str:
     return f"now {mine}, recorded {theirs}"
 
 
-def _check_state(store: Store, step: int, plan: Plan, optimizers: Sequence[optim.Optimizer]) -> None:
+def _check_state(store: Store, step: int, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> None:
     hint = f"Load the checkpoint of step {step} into model and optimiser first, or pass the step it was saved at."
     own = states_of(plan, optimizers)
     for name in plan.explained:
-        kept, kept_state = samples_at(store, name, step)
-        if sample_of([plan.tensors[name]]) != kept:
+        kept, kept_state = entry_samples_at(store, name, step)
+        if entry_sample([plan.tensors[name]]) != kept:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
-        if sample_of(own[name].values()) != kept_state:
+        if entry_sample(own[name].values()) != kept_state:
             raise ResumeError(
                 f"the optimiser is not the memory's own at step {step}: its state of '{name}' differs. {hint}"
             )
@@ -146,7 +153,7 @@ def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
     return same_bits(tensor, store.snapshot(name, step))
 
 
-def _rest_at(store: Store, step: int, plan: Plan, number: int) -> list[Shard]:
+def _rest_at(store: Store, step: int, plan: RecordingPlan, number: int) -> list[Shard]:
     """A shard that keeps the rest as it stands now, where it changed since anybody looked at it."""
     changed = {
         f"{name}@{step}": [written_from(tensor)]

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ..plan.recording_plan import Plan
+from ..plan.recording_plan import RecordingPlan
 
 SHARE = 4
 """Slots take this many times the bytes of a station before the next one is kept."""
 
 
-class Stations:
+class StateCheckpoints:
     """Knows when the next one is due. ``states`` gives what the optimisers keep of each explained parameter; None where
     another process keeps the stations.
     """
 
-    def __init__(self, plan: Plan, states: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None) -> None:
+    def __init__(self, plan: RecordingPlan, states: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None) -> None:
         self.plan, self.states = plan, states
         self.names = [n for n in plan.explained if (rule := plan.rule(n)) is not None and rule.precondition is not None]
         self._since = 0

@@ -16,63 +16,70 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import UnsupportedLayer
-from dualform.store import Arena, Desk, Room, encode_into, square_of
+from dualform.store import EncodingWorkspace, RowTarget, SlotArena, encode_into, square_of
 from dualform.types import DType
 
 from ..distributed.process_group import Ranks
 from ..hooks.interrupts import Interrupts
-from ..hooks.uncompiled import eager
-from ..layers import Call, Found, Point
+from ..hooks.uncompiled import uncompiled
+from ..layers import ErrorPoint, MapRows, ModuleCall
 from ..plan.certificate_entries import columns_for
-from ..plan.recording_plan import Plan, Recorded, Use
-from ..rows.row_credit import Credit
-from ..slots.batch_columns import Batch, Notes
-from ..slots.model_calls import Entries, Entry
-from ..slots.slot_buffers import SHARD_BYTES, Slots, Stage
-from ..verify.gradient_follower import Follower, Opened
-from ..verify.gradient_probe import of_call
-from .live_ledger import Book
+from ..plan.recording_plan import MapUse, RecordedModule, RecordingPlan
+from ..rows.row_credit import RowCredit
+from ..slots.batch_columns import Batch, BatchColumns
+from ..slots.model_calls import ModelCall, ModelCalls
+from ..slots.slot_buffers import SHARD_BYTES, CallSlots, SlotBuffer
+from ..verify.gradient_follower import GradientFollower, OpenPass
+from ..verify.gradient_probe import probe_call
+from .live_ledger import LiveLedger
 
 
-class Forward(NamedTuple):
+class ForwardCall(NamedTuple):
     """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
     that batch and inside the user's call, and the parameters of each map that are trained.
     """
 
-    call: Call
+    call: ModuleCall
     points: int
-    uses: Sequence[Use]
+    uses: Sequence[MapUse]
     batch: Batch
     number: int
-    entry: Entry | None
+    entry: ModelCall | None
     order: int | None
-    trained: Sequence[Sequence[Follower]]
+    trained: Sequence[Sequence[GradientFollower]]
 
 
 @dataclass(slots=True)
-class UnderWay:
+class BackwardPass:
     """A backward pass that is not over yet."""
 
-    opened: dict[Follower, Opened] = field(default_factory=dict)
-    calls: dict[int, tuple[Forward, list[Tensor | None]]] = field(default_factory=dict)
+    opened: dict[GradientFollower, OpenPass] = field(default_factory=dict)
+    calls: dict[int, tuple[ForwardCall, list[Tensor | None]]] = field(default_factory=dict)
     """The calls that it has reached, and the errors at their points so far. Nothing is copied yet."""
 
 
-Place = tuple[Mapping[str, Tensor | None], str, Follower]
+ParameterPlace = tuple[Mapping[str, Tensor | None], str, GradientFollower]
 """Where a module holds a parameter, its name there, and who follows its gradient."""
 
 
-class Passes:
+class BackwardHooks:
     """Collects the slots of every backward pass."""
 
     def __init__(
-        self, plan: Plan, dtype: DType, followers: dict[str, Follower], notes: Notes, book: Book, credit: Credit,
-        ranks: Ranks, interrupts: Interrupts,
-    ) -> None:  # fmt: skip
+        self,
+        plan: RecordingPlan,
+        dtype: DType,
+        followers: dict[str, GradientFollower],
+        notes: BatchColumns,
+        book: LiveLedger,
+        credit: RowCredit,
+        ranks: Ranks,
+        interrupts: Interrupts,
+    ) -> None:
         self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
         self.credit, self.interrupts = credit, interrupts
-        self.entries = Entries(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
-        self.arena: Arena
+        self.entries = ModelCalls(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
+        self.arena: SlotArena
         """Where slots lie until they are written."""
         self.bytes = 0
         """How much they are by now."""
@@ -83,13 +90,13 @@ class Passes:
         self.open = True
         expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
         self._stages = {
-            layer.name: Stage(layer, columns_for(layer, plan.patches), dtype, expected)
+            layer.name: SlotBuffer(layer, columns_for(layer, plan.patches), dtype, expected)
             for layer in plan.layers
             if layer.keep != "ledger"
         }
-        self._desk = Desk()
-        self._tasks: dict[int, UnderWay] = {}
-        self._places: list[list[Place]] = []
+        self._desk = EncodingWorkspace()
+        self._tasks: dict[int, BackwardPass] = {}
+        self._places: list[list[ParameterPlace]] = []
 
     def hook(self) -> list[Any]:
         """Put the hooks in place; returns their handles."""
@@ -104,7 +111,7 @@ class Passes:
             handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held), unseen)
         return [*handles, self.entries.hook()]
 
-    def forget(self, name: str) -> Follower:
+    def forget(self, name: str) -> GradientFollower:
         """Follow a parameter no longer."""
         follower = self.followers.pop(name)
         follower.passes = []
@@ -112,12 +119,12 @@ class Passes:
             places[:] = [place for place in places if place[2] is not follower]
         return follower
 
-    def _unseen(self, followers: Mapping[str, Follower], own_names: Sequence[str], reason: str) -> None:
+    def _unseen(self, followers: Mapping[str, GradientFollower], own_names: Sequence[str], reason: str) -> None:
         for own in own_names:
             if own in followers and followers[own].name in self.followers:
                 self.unseen[followers[own].name] = reason
 
-    def renew(self, arena: Arena) -> None:
+    def renew(self, arena: SlotArena) -> None:
         """From now on slots lie elsewhere: what lay in the old place is being written."""
         self.arena, self.bytes = arena, 0
         for stage in self._stages.values():
@@ -134,13 +141,17 @@ class Passes:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
 
-    def _entered(self, entry: Entry, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _entered(self, entry: ModelCall, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """The user's call of a module is over."""
         self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
 
-    @eager
+    @uncompiled
     def _forward(
-        self, recorded: Recorded, held: Sequence[Sequence[Place]], call: Call, points: Sequence[Point]
+        self,
+        recorded: RecordedModule,
+        held: Sequence[Sequence[ParameterPlace]],
+        call: ModuleCall,
+        points: Sequence[ErrorPoint],
     ) -> None:
         trained = []
         for some in held:
@@ -168,19 +179,19 @@ class Passes:
         batch = self.notes.batch
         number = batch.calls[name]
         batch.calls[name] = number + 1
-        forward = Forward(call, len(points), recorded.uses, batch, number, entry, order, trained)
+        forward = ForwardCall(call, len(points), recorded.uses, batch, number, entry, order, trained)
         for i, point in enumerate(points):
             point.node.register_prehook(partial(self._error, forward, i, point.number))
 
-    @eager
-    def _error(self, forward: Forward, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
+    @uncompiled
+    def _error(self, forward: ForwardCall, point: int, output: int, errors: tuple[Tensor | None, ...]) -> None:
         error = errors[output]
         if not self.open or error is None:
             return
         task = torch._C._current_graph_task_id()
         under_way = self._tasks.get(task)
         if under_way is None:
-            under_way = self._tasks[task] = UnderWay()
+            under_way = self._tasks[task] = BackwardPass()
             ended = self.interrupts.around(partial(self._ended, task))
             # come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too
             _at_the_end(ended if self.ranks.alone else partial(_at_the_end, ended))
@@ -194,7 +205,7 @@ class Passes:
         before = known[1][point]
         known[1][point] = error.detach() if before is None else before + error.detach()
 
-    @eager
+    @uncompiled
     def _ended(self, task: int) -> None:
         """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
         under_way = self._tasks.pop(task)
@@ -215,20 +226,20 @@ class Passes:
             follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
 
     def _take(
-        self, forward: Forward, place: int, found: Found, users: Sequence[tuple[Follower, Opened]]
-    ) -> tuple[Slots, list[Room]]:
+        self, forward: ForwardCall, place: int, found: MapRows, users: Sequence[tuple[GradientFollower, OpenPass]]
+    ) -> tuple[CallSlots, list[RowTarget]]:
         """Make slots of a call: what is to be copied, and where to."""
         use, key, error = forward.uses[found.map], found.key, found.error
         assert error is not None
         layer = use.layer
         batch = self.notes.arrived(forward.batch)
         number = forward.number + forward.batch.calls_before[forward.uses[0].info.name]
-        slots = Slots(layer, use.info.name, tuple(key.shape[:-1]), batch, number)
+        slots = CallSlots(layer, use.info.name, tuple(key.shape[:-1]), batch, number)
         slots.entry, slots.order, slots.place = forward.entry, forward.order, (forward.uses[0].info.name, place)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
         self.credit.of(slots)
-        rooms: list[Room] = []
+        rooms: list[RowTarget] = []
         if layer.booked:
             slots.end = len(key)
             slots.eps = torch.finfo(error.dtype).eps
@@ -243,13 +254,13 @@ class Passes:
             slots.key_square = square_of(key)
         if layer.keep != "slots":
             slots.error_square = square_of(error)
-        probed = of_call([follower.probe for follower, _ in users], layer, key, error)
+        probed = probe_call([follower.probe for follower, _ in users], layer, key, error)
         for (_, opened), part in zip(users, probed, strict=True):
             opened.slots.append(slots)
             opened.probed.append(part)
         return slots, rooms
 
-    def _encode(self, new: Sequence[tuple[Slots, list[Room]]]) -> None:
+    def _encode(self, new: Sequence[tuple[CallSlots, list[RowTarget]]]) -> None:
         """Copy all calls of a pass."""
         copied = iter(encode_into([room for _, rooms in new for room in rooms], self._desk))
         for slots, rooms in new:

@@ -14,26 +14,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, optim
 
-from dualform.engine import Agreement, Rounding, State, agreement, move, precondition
+from dualform.engine import Agreement, ParameterState, Rounding, agreement, apply_step, precondition
 from dualform.errors import NoteError, QueryError
 from dualform.rules import Rule
 from dualform.store import LedgerState, gradient_from
 from dualform.types import LayerInfo, Transition
 
 from ..distributed.process_group import Ranks
-from ..plan.recording_plan import Plan
-from ..rows.row_credit import Credit
-from ..slots.slot_buffers import Slots
+from ..plan.recording_plan import RecordingPlan
+from ..rows.row_credit import RowCredit
+from ..slots.slot_buffers import CallSlots
 from ..state.create import state_tensors
 from ..verify.gradient_audit import scale_of
-from ..verify.gradient_follower import Follower, Opened, gradient_eps
+from ..verify.gradient_follower import GradientFollower, OpenPass, gradient_eps
 
 MOST = 1 << 12
 """Groups that a ledger may have."""
 
 
 @dataclass
-class Account:
+class LedgerAccount:
     """The parts of one parameter: (1 + groups, *shape), what is left of the beginning first."""
 
     name: str
@@ -47,7 +47,7 @@ class Account:
     """The lowest precision in which a gradient was computed."""
     gradient: dict[int, Tensor] = field(default_factory=dict)
     """The gradient of this step so far, by group."""
-    opened: Opened | None = None
+    opened: OpenPass | None = None
 
     def grow(self, groups: int) -> None:
         """Make room for new groups."""
@@ -64,7 +64,7 @@ class Account:
             gradient = torch.zeros_like(self.weight)
             for group, part in self.gradient.items():
                 gradient[1 + group] = part * scale
-            move(self.rule, t, p, self.weight, self.buffer, gradient)
+            apply_step(self.rule, t, p, self.weight, self.buffer, gradient)
         self.gradient = {}
         self.moves += 1
 
@@ -84,33 +84,33 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Booked:
+class LedgerStep:
     """A step that an account is about to take."""
 
-    account: Account
+    account: LedgerAccount
     transition: Transition
     p: Tensor | None
     scale: float
 
 
-class Book:
+class LiveLedger:
     """The accounts of all parameters that a ledger explains. ``by`` is the column whose values are the groups."""
 
     def __init__(
-        self, plan: Plan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
-        credit: Credit, ranks: Ranks,
+        self, plan: RecordingPlan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
+        credit: RowCredit, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, LedgerAccount] = {}
         for p in plan.parameters:
             if p.kind == "ledger":
                 self.accounts[p.name] = self._account(p.name, states.get(p.name, {}))
         if kept is not None:
             self._load(kept)
 
-    def _account(self, name: str, state: Mapping[str, Tensor]) -> Account:
+    def _account(self, name: str, state: Mapping[str, Tensor]) -> LedgerAccount:
         parameter, rule = self.plan.tensors[name].detach(), self.plan.rule(name)
         assert rule is not None
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -122,7 +122,7 @@ class Book:
         first = weight[0].clone()
         if not self.ranks.first:  # the beginning is in the first process's books
             weight, buffer = torch.zeros_like(weight), torch.zeros_like(buffer)
-        return Account(name, self.plan.tensors[name], rule, weight, buffer, first)
+        return LedgerAccount(name, self.plan.tensors[name], rule, weight, buffer, first)
 
     def _load(self, kept: LedgerState) -> None:
         self.groups, self.visits = {name: i for i, name in enumerate(kept.groups)}, list(kept.visits)
@@ -133,7 +133,9 @@ class Book:
 
     # ------------------------------------------------------------------------------------------- gradients
 
-    def take(self, slots: Slots, key: Tensor, error: Tensor, users: Sequence[tuple[Follower, Opened]]) -> None:
+    def take(
+        self, slots: CallSlots, key: Tensor, error: Tensor, users: Sequence[tuple[GradientFollower, OpenPass]]
+    ) -> None:
         """Add the rows of a call to the gradients of their groups."""
         layer, groups = slots.layer, self._groups_of(slots)
         for follower, opened in users:
@@ -147,7 +149,7 @@ class Book:
                 account.gradient[int(number)] = part if before is None else before + part
 
     @staticmethod
-    def _open(account: Account, follower: Follower, opened: Opened) -> None:
+    def _open(account: LedgerAccount, follower: GradientFollower, opened: OpenPass) -> None:
         """Another pass adds to what the passes before it left, if that is still in the gradient."""
         if account.opened is opened:
             return
@@ -157,7 +159,7 @@ class Book:
         elif (ratio := scale_of(follower)) != 1.0:
             account.gradient = {group: part * ratio for group, part in account.gradient.items()}
 
-    def _groups_of(self, slots: Slots) -> Int[np.ndarray, " m"]:
+    def _groups_of(self, slots: CallSlots) -> Int[np.ndarray, " m"]:
         """The group of each row of a call."""
         batch, rows = slots.batch, slots.end - slots.begin
         if self.by not in batch.columns:
@@ -200,8 +202,13 @@ class Book:
     # ------------------------------------------------------------------------------------------- steps
 
     def stage(
-        self, follower: Follower, t: Transition, settings: Mapping[str, float], state: Mapping[str, Any], inner: float
-    ) -> Booked:
+        self,
+        follower: GradientFollower,
+        t: Transition,
+        settings: Mapping[str, float],
+        state: Mapping[str, Any],
+        inner: float,
+    ) -> LedgerStep:
         """What the step about to be taken does to an account."""
         account = self.accounts[follower.name]
         if not follower.passes:
@@ -212,13 +219,13 @@ class Book:
         assert parameter.grad is not None
         shared = {key: tensor.detach() for key, tensor in state_tensors(rule, state).items()}
         buffer = shared.pop("buffer", torch.zeros_like(parameter))
-        now = State(parameter.detach(), buffer, shared)
+        now = ParameterState(parameter.detach(), buffer, shared)
         gradient = parameter.grad.detach() if inner == 1.0 else parameter.grad.detach() * inner
         p, _ = precondition(rule, settings, now, gradient, follower.eps)
         scale = scale_of(follower) * inner / self.ranks.world if follower.passes else 0.0
-        return Booked(account, t, p if p is None else p.cpu().to(account.weight.dtype), scale)
+        return LedgerStep(account, t, p if p is None else p.cpu().to(account.weight.dtype), scale)
 
-    def take_step(self, booked: Sequence[Booked]) -> None:
+    def take_step(self, booked: Sequence[LedgerStep]) -> None:
         """The step is over."""
         for each in booked:
             each.account.advance(each.transition, each.p, each.scale)
@@ -250,14 +257,14 @@ class Book:
         return found
 
 
-def _product(layer: LayerInfo, account: Account, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
+def _product(layer: LayerInfo, account: LedgerAccount, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
     """What some rows put into the gradient of a parameter."""
     dtype, shape = account.weight.dtype, account.weight.shape[1:]
     key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
     return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
 
 
-def states_by_name(plan: Plan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
+def states_by_name(plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
     """What the optimisers keep of the parameters that a ledger explains."""
     names = {id(plan.tensors[p.name]): p.name for p in plan.parameters if p.kind == "ledger"}
     out = {}

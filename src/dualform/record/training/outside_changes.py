@@ -14,14 +14,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dualform.engine import Agreement
 from dualform.rules import path_of
 
-from ..hooks.uncompiled import eager
+from ..hooks.uncompiled import uncompiled
 from ..plan.model_links import ModelLinks
-from ..plan.recording_plan import Plan
+from ..plan.recording_plan import RecordingPlan
 from ..plan.wrapped_optimizers import unwrapped
 from ..state.create import states_of
 from ..verify.marks import Marks
 from ..verify.weight_fingerprint import WeightFingerprints
-from .backward_hooks import Passes
+from .backward_hooks import BackwardHooks
 from .live_ledger import states_by_name
 
 REPLACED = (
@@ -47,10 +47,12 @@ AT_END = (
 )
 
 
-class Outside:
+class OutsideChanges:
     """Compares the network with what its last recorded step left."""
 
-    def __init__(self, plan: Plan, optimizers: Sequence[optim.Optimizer], passes: Passes, marks: Marks) -> None:
+    def __init__(
+        self, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], passes: BackwardHooks, marks: Marks
+    ) -> None:
         self.plan, self.optimizers, self.passes, self.marks = plan, optimizers, passes, marks
         self.links = ModelLinks(plan.model, plan.tensors)
         self.replaced: set[str] = set()
@@ -130,7 +132,7 @@ class Outside:
         own = {name: line for name, line in certified.items() if name not in foreign}
         return own | {name: Agreement(math.inf, 0.0) for name in certified if name in self.replaced}
 
-    @eager
+    @uncompiled
     def _after_any(self, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """Some optimiser took a step. One that only passes on what a recorded one did leaves the weights alone."""
         if any(unwrapped(optimizer) is own for own in self.optimizers):

@@ -12,19 +12,19 @@ from dualform.store import ParameterStep
 from dualform.types import Transition
 
 from ..slots.batch_columns import Batch
-from ..slots.slot_buffers import Slots
-from ..verify.gradient_audit import Found
-from ..verify.gradient_follower import Follower, Pass, gradient_eps
+from ..slots.slot_buffers import CallSlots
+from ..verify.gradient_audit import GradientFactors
+from ..verify.gradient_follower import GradientFollower, PassGradient, gradient_eps
 
 NOTHING = torch.empty(0)
 
 
 @dataclass(slots=True)
-class Moved:
+class ParameterUpdate:
     """One parameter in a step, as far as it is known while training runs."""
 
-    follower: Follower
-    passes: list[Pass]
+    follower: GradientFollower
+    passes: list[PassGradient]
     transition: Transition | None
     settings: Mapping[str, float]
     inner: float
@@ -37,7 +37,7 @@ class Moved:
     state_sample: bytes = b""
 
 
-class New(NamedTuple):
+class NewBatch(NamedTuple):
     """A batch that a step uses for the first time: the step, which of its batches, how many examples."""
 
     step: int
@@ -46,9 +46,11 @@ class New(NamedTuple):
     batch: Batch
 
 
-def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]], size_of: Callable[[Slots], int]) -> list[New]:
+def new_batches(
+    steps: Iterable[tuple[int, Sequence[ParameterUpdate]]], size_of: Callable[[CallSlots], int]
+) -> list[NewBatch]:
     """The batches that steps use for the first time, in their order."""
-    new: dict[int, New] = {}
+    new: dict[int, NewBatch] = {}
     for step, moved in steps:
         number = 0
         for each in moved:
@@ -56,12 +58,12 @@ def new_batches(steps: Iterable[tuple[int, Sequence[Moved]]], size_of: Callable[
                 for slots in added.slots:
                     batch = slots.batch
                     if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
-                        new[id(batch)] = New(step, number, size_of(slots), batch)
+                        new[id(batch)] = NewBatch(step, number, size_of(slots), batch)
                         number += 1
     return list(new.values())
 
 
-def scales_of(found: Sequence[Found]) -> list[float]:
+def scales_of(found: Sequence[GradientFactors]) -> list[float]:
     """The gradient scale of each parameter; where all watched entries were zero, that of the others."""
     if all(each.scale is not None for each in found):
         return [each.scale or 0.0 for each in found]
@@ -70,9 +72,11 @@ def scales_of(found: Sequence[Found]) -> list[float]:
     return [common if each.scale is None else each.scale for each in found]
 
 
-def factors_of(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple[Slots, float, float]]:
+def factors_of(
+    moved: Sequence[ParameterUpdate], found: Sequence[GradientFactors]
+) -> Iterable[tuple[CallSlots, float, float]]:
     """The slots that a step used up, and what they count for in the gradients of weight and bias."""
-    used: dict[int, tuple[Slots, list[float]]] = {}
+    used: dict[int, tuple[CallSlots, list[float]]] = {}
     for each, about in zip(moved, found, strict=True):
         for added, factor in zip(each.passes, about.factors, strict=True):
             for slots in added.slots:
@@ -81,7 +85,7 @@ def factors_of(moved: Sequence[Moved], found: Sequence[Found]) -> Iterable[tuple
     return [(slots, weight, bias) for slots, (weight, bias) in used.values()]
 
 
-def line_of(moved: Moved, scale: float) -> ParameterStep:
+def line_of(moved: ParameterUpdate, scale: float) -> ParameterStep:
     """What the memory keeps of it."""
     return ParameterStep(
         moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample,

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, optim
 
-from dualform.engine import State, advance
+from dualform.engine import ParameterState, advance
 from dualform.rules import Rule
 
 from ..state.create import state_tensors
 from ..verify.marks import Marks
-from .parameter_step import Moved
+from .parameter_step import ParameterUpdate
 
 EVERY = 64
 """After the first step, one parameter in so many steps."""
@@ -27,7 +27,7 @@ OTHERWISE = (
 )
 
 
-class Expected(NamedTuple):
+class ExpectedStep(NamedTuple):
     """A parameter before a step, and what the rule makes of it."""
 
     name: str
@@ -41,10 +41,10 @@ class RuleAudit:
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
-        self._expected: list[Expected] = []
+        self._expected: list[ExpectedStep] = []
         self._turn = 0
 
-    def before(self, optimizer: optim.Optimizer, rule: Rule | None, staged: Sequence[Moved]) -> None:
+    def before(self, optimizer: optim.Optimizer, rule: Rule | None, staged: Sequence[ParameterUpdate]) -> None:
         """A step is about to be taken: compute it, if it is time to."""
         self._expected = []
         if rule is None or rule.precondition is None or not rule.local:
@@ -68,12 +68,12 @@ class RuleAudit:
         self._expected = []
 
     @staticmethod
-    def _expect(optimizer: optim.Optimizer, rule: Rule, moved: Moved) -> Expected:
+    def _expect(optimizer: optim.Optimizer, rule: Rule, moved: ParameterUpdate) -> ExpectedStep:
         follower, transition = moved.follower, moved.transition
         parameter, grad = follower.parameter, follower.parameter.grad
         assert grad is not None and transition is not None
         kept = {key: t.detach() for key, t in state_tensors(rule, optimizer.state.get(parameter, {})).items()}
         buffer = kept.pop("buffer", torch.zeros_like(parameter))
-        state, gradient = State(parameter.detach(), buffer, kept), grad.detach() * moved.inner
+        state, gradient = ParameterState(parameter.detach(), buffer, kept), grad.detach() * moved.inner
         after = advance(rule, transition, moved.settings, state, gradient, follower.eps).weight
-        return Expected(follower.name, parameter, parameter.detach().clone(), after)
+        return ExpectedStep(follower.name, parameter, parameter.detach().clone(), after)

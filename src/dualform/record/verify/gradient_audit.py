@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .gradient_follower import Follower, Pass, Probed
+from .gradient_follower import GradientFollower, PassGradient, ProbedSlots
 
 UNEVEN = (
     "its gradient was changed between backward and step, and not by one common factor (clip_grad_value_, noise, "
@@ -24,11 +24,11 @@ NO_PRODUCT = (
     "from before?): the memory misses the difference"
 )
 
-Mark = Callable[[str, str, str, int], None]
+OnMark = Callable[[str, str, str, int], None]
 
 
 @dataclass(slots=True)
-class Found:
+class GradientFactors:
     """A parameter in a step: the scale of its last pass (None: not known), of each pass relative to that, and whether
     what was noticed about it is marked already.
     """
@@ -38,7 +38,9 @@ class Found:
     marked: bool = False
 
 
-def audit(follower: Follower, steps: Sequence[int], passes: Sequence[Sequence[Pass]], mark: Mark) -> list[Found]:
+def audit(
+    follower: GradientFollower, steps: Sequence[int], passes: Sequence[Sequence[PassGradient]], mark: OnMark
+) -> list[GradientFactors]:
     """Look at the watched entries of a parameter in the passes that each of some steps used up."""
     flat = [each for of_step in passes for each in of_step]
     ratios, uneven = np.full(len(flat), np.nan), np.zeros(len(flat), bool)
@@ -59,17 +61,17 @@ def audit(follower: Follower, steps: Sequence[int], passes: Sequence[Sequence[Pa
     return found
 
 
-def _found(ratios: list[float], marked: bool) -> Found:
+def _found(ratios: list[float], marked: bool) -> GradientFactors:
     """What one pass after the other was multiplied with until the step."""
     if not ratios:
-        return Found(1.0, [], marked)
+        return GradientFactors(1.0, [], marked)
     factors = [1.0]
     for ratio in reversed(ratios[:-1]):
         factors.append(factors[-1] if np.isnan(ratio) else factors[-1] * ratio)
-    return Found(None if np.isnan(ratios[-1]) else ratios[-1], factors[::-1], marked)
+    return GradientFactors(None if np.isnan(ratios[-1]) else ratios[-1], factors[::-1], marked)
 
 
-def scale_of(follower: Follower) -> float:
+def scale_of(follower: GradientFollower) -> float:
     """By what the gradient was multiplied since its last pass; 1 where that cannot be seen."""
     last = follower.passes[-1]
     if last.later is None or last.later == last.after:
@@ -78,7 +80,7 @@ def scale_of(follower: Follower) -> float:
     return 1.0 if np.isnan(ratios[0]) else float(ratios[0])
 
 
-def _same_entries(passes: Sequence[Pass]) -> list[list[int]]:
+def _same_entries(passes: Sequence[PassGradient]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for i, each in enumerate(passes):
         if each.later is not None:
@@ -86,7 +88,7 @@ def _same_entries(passes: Sequence[Pass]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _ratios(passes: Sequence[Pass], eps: float) -> tuple[Float[np.ndarray, " p"], Bool[np.ndarray, " p"]]:
+def _ratios(passes: Sequence[PassGradient], eps: float) -> tuple[Float[np.ndarray, " p"], Bool[np.ndarray, " p"]]:
     """By what the gradient was multiplied after each pass (NaN: cannot be seen); whether by more than one number."""
     ratios, uneven = np.ones(len(passes)), np.zeros(len(passes), bool)
     watched = passes[0].watched
@@ -106,7 +108,7 @@ def _ratios(passes: Sequence[Pass], eps: float) -> tuple[Float[np.ndarray, " p"]
 # ------------------------------------------------------------------------------------------- probes of the whole
 
 
-def probed(follower: Follower, passes: Sequence[Pass], factors: Sequence[float]) -> Probed:
+def probed(follower: GradientFollower, passes: Sequence[PassGradient], factors: Sequence[float]) -> ProbedSlots:
     """What the slots of some passes put into a gradient, seen through its probe: each pass with its factor."""
     numbers, power, rows, eps = None, 0.0, 0, follower.eps
     for one, factor in zip(passes, factors, strict=True):
@@ -116,11 +118,11 @@ def probed(follower: Follower, passes: Sequence[Pass], factors: Sequence[float])
             power += factor**2 * slots.power(follower.name)
             rows += slots.end - slots.begin
             eps = max(eps, slots.eps)
-    return Probed(follower.probe.nothing() if numbers is None else numbers, power, rows, eps)
+    return ProbedSlots(follower.probe.nothing() if numbers is None else numbers, power, rows, eps)
 
 
 def not_products(
-    sums: Sequence[Probed], scales: Sequence[float], gradients: Sequence[Tensor]
+    sums: Sequence[ProbedSlots], scales: Sequence[float], gradients: Sequence[Tensor]
 ) -> Bool[np.ndarray, " s"]:
     """In which steps the probe of a gradient is not that of its slots, beyond what rounding explains.
 

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.store import Glimpse
+from dualform.store import EntrySample
 from dualform.types import LayerInfo
 
-from ..slots.slot_buffers import Slots
-from .gradient_probe import Probe
+from ..slots.slot_buffers import CallSlots
+from .gradient_probe import GradientProbe
 
 CANDIDATES, SIDE = 1024, 4
 
@@ -33,7 +33,7 @@ PATIENCE = 64
 """Passes that are held for a parameter that no optimiser has (it may be given to one later)."""
 
 
-class Probed(NamedTuple):
+class ProbedSlots(NamedTuple):
     """What slots put into a gradient, seen through its probe, and what that is known up to: ``power`` is about the sum
     of |x|² |e|² over all ``rows``, ``eps`` the coarsest rounding of these.
     """
@@ -45,14 +45,14 @@ class Probed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pass:
+class PassGradient:
     """What one backward pass added to a gradient: the watched entries right after, and when more happened; the slots,
     and what they put into it.
     """
 
-    watched: Glimpse
+    watched: EntrySample
     after: bytes
-    slots: list[Slots]
+    slots: list[CallSlots]
     probed: list[Tensor]
     """For each call its part of the probe."""
     left_over: bool
@@ -62,56 +62,60 @@ class Pass:
     later: bytes | None = None
 
 
-def gradient_eps(passes: Sequence[Pass]) -> float:
+def gradient_eps(passes: Sequence[PassGradient]) -> float:
     """The machine precision in which a gradient was computed: that of the inputs and errors it is the product of."""
     return max((slots.eps for added in passes for slots in added.slots), default=0.0)
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenPass:
     """A backward pass that has reached a parameter and is not over yet."""
 
     grad: Tensor | None
     version: int
     now: bytes | None
-    slots: list[Slots] = field(default_factory=list)
+    slots: list[CallSlots] = field(default_factory=list)
     probed: list[Tensor] = field(default_factory=list)
     left_over: bool = False
     """Whether something was there already, though no pass is known that left it."""
 
 
-class Follower:
+class GradientFollower:
     """Follows the gradient of one parameter from pass to pass until the step; ``alone``, or as others do it."""
 
     def __init__(self, name: str, parameter: nn.Parameter, layers: Sequence[LayerInfo], alone: bool = True) -> None:
         self.name, self.parameter, self.alone = name, parameter, alone
         self.eps = torch.finfo(parameter.dtype).eps
-        self.probe = Probe(name, parameter, layers) if alone else Probe(name, parameter, layers, numbers=TOGETHER)
+        self.probe = (
+            GradientProbe(name, parameter, layers)
+            if alone
+            else GradientProbe(name, parameter, layers, numbers=TOGETHER)
+        )
         self.random = np.random.default_rng(parameter.numel())
-        self.watched: Glimpse | None = None
-        self.passes: list[Pass] = []
+        self.watched: EntrySample | None = None
+        self.passes: list[PassGradient] = []
         self.moved = False
         """Whether a step was taken that its slots have to explain."""
         self._blind = 0
 
-    def begin(self) -> Opened:
+    def begin(self) -> OpenPass:
         """A backward pass is about to reach this parameter: what is in its gradient by now?"""
         grad = self.parameter.grad
         if grad is None:
             self.passes = []
-            return Opened(None, 0, None)
+            return OpenPass(None, 0, None)
         now = self.read(grad) if self.watched is not None else None
         if self.passes and self._was_zeroed(grad, now):
             self.passes = []
         unseen = now is None and not self.passes and bool(grad.any())  # a backward pass that was broken off?
-        return Opened(grad, grad._version, now, left_over=unseen)
+        return OpenPass(grad, grad._version, now, left_over=unseen)
 
-    def has_more(self, opened: Opened) -> bool:
+    def has_more(self, opened: OpenPass) -> bool:
         """The backward pass is over: did it add anything here?"""
         grad = self.parameter.grad
         return grad is not None and not (grad is opened.grad and grad._version == opened.version)
 
-    def end(self, opened: Opened, waits: bool) -> None:
+    def end(self, opened: OpenPass, waits: bool) -> None:
         """Remember what the pass added. ``waits`` where no optimiser has the parameter."""
         grad = self.parameter.grad
         assert grad is not None
@@ -123,7 +127,7 @@ class Follower:
             after = watched.of(grad)
         seen = before is not None and not watched.zero(before)
         left_over = opened.left_over or (seen and not self.passes)
-        self.passes.append(Pass(watched, after, opened.slots, opened.probed, left_over, grad._version))
+        self.passes.append(PassGradient(watched, after, opened.slots, opened.probed, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []
 
@@ -154,7 +158,7 @@ class Follower:
         if not self.passes:
             self.watched = None
 
-    def _choose(self, grad: Tensor) -> Glimpse:
+    def _choose(self, grad: Tensor) -> EntrySample:
         """Watch the entries around the largest of some random ones, or of all where those are zero; all of a few."""
         flat = grad.detach().reshape(-1)
         size = flat.numel()
@@ -174,12 +178,12 @@ class Follower:
         begins = (best - best % SIDE).clamp(max=size - width).unique().tolist()
         return self._watch(begins, width)
 
-    def _spread(self) -> Glimpse:
+    def _spread(self) -> EntrySample:
         """Watch the same entries that other processes watch, whatever their gradients are."""
         size = self.parameter.numel()
         width = min(SIDE, size)
         return self._watch(np.unique(self.random.integers(size - width + 1, size=SPREAD)).tolist(), width)
 
-    def _watch(self, begins: Sequence[int], width: int) -> Glimpse:
-        self.watched = Glimpse(begins, width, self.parameter.dtype)
+    def _watch(self, begins: Sequence[int], width: int) -> EntrySample:
+        self.watched = EntrySample(begins, width, self.parameter.dtype)
         return self.watched

@@ -30,7 +30,7 @@ SQUARE = 13 / 12
 """The mean square of an entry of a random direction."""
 
 
-class Probe:
+class GradientProbe:
     """How the gradient of one parameter is seen: in at most so many ``numbers``."""
 
     def __init__(self, name: str, parameter: Tensor, layers: Iterable[LayerInfo], numbers: int = NUMBERS) -> None:
@@ -115,8 +115,8 @@ class Probe:
         return nn.functional.pad(signed, (0, rows * self.numbers - len(signed))).view(rows, -1).sum(0)
 
 
-def of_call(
-    probes: Sequence[Probe], layer: LayerInfo, key: Shaped[Tensor, "m k"], error: Float[Tensor, "m d_out"]
+def probe_call(
+    probes: Sequence[GradientProbe], layer: LayerInfo, key: Shaped[Tensor, "m k"], error: Float[Tensor, "m d_out"]
 ) -> list[Tensor]:
     """What some rows put into the gradients of parameters of their layer: of a weight and a bias in one product."""
     plain = all(probe.dtype is error.dtype is key.dtype for probe in probes)
@@ -128,11 +128,11 @@ def of_call(
     return [probe._folded(sums) for probe, sums in zip(probes, factors @ error, strict=True)]
 
 
-def of_gradients(probes: Sequence[Probe], gradients: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+def probe_gradients(probes: Sequence[GradientProbe], gradients: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
     """What is seen of several gradients, and whether all of it is finite."""
     alike = {(probe.dtype, probe.device) for probe in probes}
     if len(alike) > 1:
-        each = [of_gradients([probe], [gradient]) for probe, gradient in zip(probes, gradients, strict=True)]
+        each = [probe_gradients([probe], [gradient]) for probe, gradient in zip(probes, gradients, strict=True)]
         return [seen for (seen,), _ in each], all(finite for _, finite in each)
     room = torch.empty(sum(probe.size for probe in probes), dtype=probes[0].dtype, device=probes[0].device)
     places = list(room.split([probe.size for probe in probes]))

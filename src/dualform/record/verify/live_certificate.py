@@ -19,59 +19,61 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.engine import Agreement, Rounding, State, advance, compared, state_at
+from dualform.engine import Agreement, ParameterState, Rounding, advance, compare, state_at
 from dualform.rules import Rule
 from dualform.store import ParameterStep, Store
 from dualform.types import LayerInfo
 
 from ..distributed.process_group import Ranks
-from ..plan.certificate_entries import Patch, columns_for, sizes_of
-from ..plan.recording_plan import Plan
-from ..slots.slot_buffers import Slots
-from .gradient_probe import Probe
+from ..plan.certificate_entries import CertificateEntries, columns_for, sizes_of
+from ..plan.recording_plan import RecordingPlan
+from ..slots.slot_buffers import CallSlots
+from .gradient_probe import GradientProbe
 
 
-class Used(NamedTuple):
+class UsedSlots(NamedTuple):
     """Slots that a step used up, and what they count for in the gradients of weight and bias."""
 
     step: int
-    slots: Slots
+    slots: CallSlots
     factor: float
     bias_factor: float
 
 
-Line = tuple[int, ParameterStep]
+StepLine = tuple[int, ParameterStep]
 
 
-class Proof:
+class LiveCertificate:
     """Follows all recorded parameters whose rule lets it."""
 
-    def __init__(self, plan: Plan, store: Store, step: int, ranks: Ranks, probes: Mapping[str, Probe]) -> None:
+    def __init__(
+        self, plan: RecordingPlan, store: Store, step: int, ranks: Ranks, probes: Mapping[str, GradientProbe]
+    ) -> None:
         self.plan, self.ranks = plan, ranks
-        self.proofs: dict[str, Scalar | Shaped] = {}
+        self.proofs: dict[str, ScalarFollower | PreconditionedFollower] = {}
         """A few entries of each parameter, from slots as they are stored."""
-        self.wholes: dict[str, Scalar | Shaped] = {}
+        self.wholes: dict[str, ScalarFollower | PreconditionedFollower] = {}
         """Each parameter whole, from slots as they were."""
         self.stored = getattr(torch, store.manifest.dtype)
         rules = {name: rule for name in plan.explained if (rule := plan.rule(name)) is None or rule.local}
         for name, state in state_at(store, list(rules), step).items():
             rule, patch = rules[name], plan.patches[name]
-            kind = Scalar if rule is None or rule.precondition is None else Shaped
+            kind = ScalarFollower if rule is None or rule.precondition is None else PreconditionedFollower
             moves = int((store.schedule(name).steps <= step).sum())
             self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
-            if kind is Scalar or probes[name].entrywise:
+            if kind is ScalarFollower or probes[name].entrywise:
                 self.wholes[name] = kind(name, probes[name], rule, store.initial(name), state, moves)
             for followed in self._followed(name):
                 followed.squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
     def take(
-        self, lines: Sequence[Line], used: Sequence[Used], sums: Mapping[tuple[int, str], Float[Tensor, " p"]]
+        self, lines: Sequence[StepLine], used: Sequence[UsedSlots], sums: Mapping[tuple[int, str], Float[Tensor, " p"]]
     ) -> None:
         """Go on by some steps: their lines, the slots they used up, and what those put into the gradient of each
         parameter in each step, seen through its probe.
         """
-        moves: dict[str, list[Line]] = {name: [] for name in self.proofs}
+        moves: dict[str, list[StepLine]] = {name: [] for name in self.proofs}
         for step, line in lines:
             if line.parameter in moves:
                 moves[line.parameter].append((step, line))
@@ -84,7 +86,7 @@ class Proof:
                 steps = [step for step, _ in some]
                 whole.add_gradients({step: sums[step, name] for step in steps if (step, name) in sums})
                 whole.end(some)
-        runs: dict[int, list[Used]] = {}
+        runs: dict[int, list[UsedSlots]] = {}
         for each in used:
             runs.setdefault(id(each.slots.run), []).append(each)
         for group in runs.values():
@@ -93,7 +95,7 @@ class Proof:
         for name, some in moves.items():
             self.proofs[name].end(some)
 
-    def _add(self, used: Sequence[Used]) -> None:
+    def _add(self, used: Sequence[UsedSlots]) -> None:
         """Add what the rows of a run put into the followed entries of its layer's parameters."""
         layer, run = used[0].slots.layer, used[0].slots.run
         if run.errors is None:
@@ -114,7 +116,7 @@ class Proof:
             cut = keys.values[:, place] if place is not None else None
             proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
 
-    def _followed(self, name: str) -> list["Scalar | Shaped"]:
+    def _followed(self, name: str) -> list["ScalarFollower | PreconditionedFollower"]:
         return [follows[name] for follows in (self.proofs, self.wholes) if name in follows]
 
     def forget(self, name: str) -> None:
@@ -141,12 +143,18 @@ class Proof:
         return agreed if exact or agreed.error > entries.error else entries
 
 
-class Followed:
+class FollowedParameter:
     """What is followed of a parameter: at first, and by now as the slots give it. ``look`` takes it from the whole."""
 
     def __init__(
-        self, name: str, look: Patch | Probe, rule: Rule | None, first: Tensor, state: State, moves: int
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        look: CertificateEntries | GradientProbe,
+        rule: Rule | None,
+        first: Tensor,
+        state: ParameterState,
+        moves: int,
+    ) -> None:
         self.name, self.look, self.rule, self.moves = name, look, rule, moves
         self.eps, self.begun = torch.finfo(first.dtype).eps, first
         self.state = state.patch(lambda tensor: look.of(tensor).double())
@@ -163,14 +171,14 @@ class Followed:
         """
         off = float((self.look.of(now).double() - self.state.weight).norm()) * self.look.share(now.numel()) ** -0.5
         eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
-        return compared(off, moved, size, self.moves, eps)
+        return compare(off, moved, size, self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
         """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""
         if keys is None:
             return errors.sum(0)[:, None]
         if layer.indexed:
-            assert isinstance(self.look, Patch)
+            assert isinstance(self.look, CertificateEntries)
             out = np.zeros(self.shape)
             token = keys[:, 0].astype(np.int64) - self.look.rows.start
             inside = (token >= 0) & (token < len(out))
@@ -180,10 +188,10 @@ class Followed:
         return keys.T @ errors if piece.turned else errors.T @ keys
 
 
-class Scalar(Followed):
+class ScalarFollower(FollowedParameter):
     """Under a scalar rule many steps are added up at once, with the coefficients that they have at the end."""
 
-    def begin(self, lines: Sequence[Line]) -> None:
+    def begin(self, lines: Sequence[StepLine]) -> None:
         """Carry the state over the steps without their gradients; for each step what its gradient adds to W and M."""
         w, x, m, y = 1.0, 0.0, 0.0, 1.0  # the product of the steps' matrices: (w x) gives W, (m y) gives M
         self._found: dict[int, tuple[float, float]] = {}
@@ -195,7 +203,7 @@ class Scalar(Followed):
                 m, y = m * t.ww + y * t.mw, m * t.wm + y * t.mm
         self.moves += len(lines)
         weight, buffer = self.state.weight, self.state.buffer
-        self.state = State(w * weight + x * buffer, m * weight + y * buffer, {})
+        self.state = ParameterState(w * weight + x * buffer, m * weight + y * buffer, {})
         self.more = torch.zeros_like(weight), torch.zeros_like(weight)
 
     def add(
@@ -217,17 +225,17 @@ class Scalar(Followed):
             for total, part in zip(self.more, more, strict=True):
                 total.add_(part)
 
-    def end(self, lines: Sequence[Line]) -> None:
+    def end(self, lines: Sequence[StepLine]) -> None:
         """Take what the slots added."""
         self.state.weight.add_(self.more[0])
         self.state.buffer.add_(self.more[1])
         self.more = ()
 
 
-class Shaped(Followed):
+class PreconditionedFollower(FollowedParameter):
     """Under a preconditioned rule the steps are run again, one by one."""
 
-    def begin(self, lines: Sequence[Line]) -> None:
+    def begin(self, lines: Sequence[StepLine]) -> None:
         """Gradients are collected first."""
         self.more = [torch.zeros(self.shape, dtype=torch.float64) for _ in lines]
         self._gradients = {step: gradient.numpy() for (step, _), gradient in zip(lines, self.more, strict=True)}
@@ -249,7 +257,7 @@ class Shaped(Followed):
         for step, gradient in gradients.items():
             self._gradients[step] += gradient.numpy()
 
-    def end(self, lines: Sequence[Line]) -> None:
+    def end(self, lines: Sequence[StepLine]) -> None:
         """Run the steps."""
         assert self.rule is not None
         for step, line in lines:
@@ -260,7 +268,7 @@ class Shaped(Followed):
         self._gradients, self.more = {}, ()
 
 
-def _places(layer: LayerInfo, plan: Plan) -> dict[str, slice | None]:
+def _places(layer: LayerInfo, plan: RecordingPlan) -> dict[str, slice | None]:
     """Which of the followed key columns belong to each weight of a layer; None for a bias."""
     ends = np.cumsum([0, *sizes_of(columns_for(layer, plan.patches).keys)]).tolist()
     found: dict[str, slice | None] = {
@@ -270,7 +278,7 @@ def _places(layer: LayerInfo, plan: Plan) -> dict[str, slice | None]:
     return found | {bias: None for bias in layer.biases}
 
 
-def _rows(used: Sequence[Used]) -> tuple[slice | np.ndarray, list[int]]:
+def _rows(used: Sequence[UsedSlots]) -> tuple[slice | np.ndarray, list[int]]:
     """Where the rows of some slots of one run lie, and how many each has."""
     begins, ends = [each.slots.begin for each in used], [each.slots.end for each in used]
     sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]

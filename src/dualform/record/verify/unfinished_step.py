@@ -13,7 +13,7 @@ BROKEN_OFF = (
 )
 
 
-class Unfinished:
+class UnfinishedStep:
     """Knows which tensors a step has changed so far. ``tensors`` are those that the memory keeps, by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

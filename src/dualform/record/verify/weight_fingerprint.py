@@ -22,13 +22,13 @@ STRETCH = 1 << 15
 """… and of a larger one a stretch of that length."""
 
 
-class Written(NamedTuple):
+class StateFingerprint(NamedTuple):
     """A tensor of the optimiser's state: where it lies, how often it was written to, a checksum of a stretch."""
 
     tensor: Tensor
     address: int
     version: int
-    stretch: "Stretch"
+    stretch: "ByteStretch"
     checksum: int
 
 
@@ -39,10 +39,10 @@ class WeightFingerprints:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.tensors = {name: Stretch(tensor) for name, tensor in tensors.items()}
+        self.tensors = {name: ByteStretch(tensor) for name, tensor in tensors.items()}
         self._turn = 0
         self._weights = {name: whole.checksum() for name, whole in self.tensors.items()}
-        self._states: dict[str, dict[str, Written]] = {name: {} for name in tensors}
+        self._states: dict[str, dict[str, StateFingerprint]] = {name: {} for name in tensors}
         for name in tensors:
             self._take_state(name, states.get(name, {}))
 
@@ -68,24 +68,24 @@ class WeightFingerprints:
         before = self._states[name]
         self._states[name] = {key: self._written(tensor, before.get(key)) for key, tensor in state.items()}
 
-    def _written(self, tensor: Tensor, before: Written | None) -> Written:
+    def _written(self, tensor: Tensor, before: StateFingerprint | None) -> StateFingerprint:
         size = tensor.nbytes
         if size > WHOLE:
             # a prime, so that stretches come in another order than parameters
-            stretch = Stretch(tensor, self._turn * 7919 % -(-size // STRETCH) * STRETCH, STRETCH)
+            stretch = ByteStretch(tensor, self._turn * 7919 % -(-size // STRETCH) * STRETCH, STRETCH)
         else:
-            stretch = before.stretch if before is not None and before.tensor is tensor else Stretch(tensor)
-        return Written(tensor, tensor.data_ptr(), tensor._version, stretch, stretch.checksum())
+            stretch = before.stretch if before is not None and before.tensor is tensor else ByteStretch(tensor)
+        return StateFingerprint(tensor, tensor.data_ptr(), tensor._version, stretch, stretch.checksum())
 
 
-def _is_other(before: Written, tensor: Tensor) -> bool:
+def _is_other(before: StateFingerprint, tensor: Tensor) -> bool:
     if tensor is before.tensor and (tensor.data_ptr(), tensor._version) == (before.address, before.version):
         return before.stretch.checksum() != before.checksum
     whole = before.stretch.size is None  # then its bytes tell, whichever tensor they are in
-    return not whole or Stretch(tensor).checksum() != before.checksum
+    return not whole or ByteStretch(tensor).checksum() != before.checksum
 
 
-class Stretch:
+class ByteStretch:
     """The bytes of a tensor, or ``size`` of them from ``begin`` on, that are read again and again."""
 
     __slots__ = ("_at", "_bytes", "_shape", "begin", "size", "tensor")
@@ -119,7 +119,7 @@ class Stretch:
 
 def fingerprint(tensor: Tensor) -> int:
     """A checksum of every bit of a tensor."""
-    return Stretch(tensor).checksum()
+    return ByteStretch(tensor).checksum()
 
 
 @lru_cache(maxsize=1 << 10)

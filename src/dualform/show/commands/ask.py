@@ -26,7 +26,7 @@ AGREE = 10
 
 
 @dataclass(frozen=True)
-class Question:
+class RowQuestion:
     """What to ask of each row."""
 
     layer: str
@@ -56,7 +56,9 @@ def see_that_they_agree(memory: Memory, model: nn.Module, file: Path) -> None:
     )
 
 
-def tell(memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: Question, say: Console) -> None:
+def tell(
+    memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: RowQuestion, say: Console
+) -> None:
     """Ask, and print the answer for each row."""
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
@@ -87,7 +89,7 @@ def tell(memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], que
             say.print(f"Without the visits where {question.without}{said}. {MASKED}")
 
 
-def _show_training(question: Question, hits: Hits, say: Console) -> None:
+def _show_training(question: RowQuestion, hits: Hits, say: Console) -> None:
     """The first of the best training examples, to look at."""
     train = question.train
     if train is None or question.index not in hits.columns.column_names:

@@ -18,13 +18,13 @@ from ..factory import load_weights, make_model
 from ..inputs import as_inputs, count_rows, parse_rows, read_beside, read_rows, together
 from ..report import choose, write_report
 from ..text.words import size
-from ..views.explorer import Place
+from ..views.explorer import ExamplePlace
 from ..views.open_explorer import make_explorer
-from ..views.work import Desk
+from ..views.work import WorkDesk
 from . import demo as demonstration
 from . import reproduce as experiments
-from .ask import Question, see_that_they_agree, tell
-from .heads import Asked, tell_heads, write_page
+from .ask import RowQuestion, see_that_they_agree, tell
+from .heads import HeadsInputs, tell_heads, write_page
 from .inspect import describe
 
 
@@ -62,19 +62,21 @@ app = typer.Typer(
 )
 MemoryPath = Annotated[Path, Argument(help="The folder of a memory, made by dualform.record.", show_default=False)]
 ModelName = Annotated[str, Option(help="How to make the model: package.module:factory, with plain arguments if any.")]
-Training = Annotated[
+TrainingOption = Annotated[
     str | None,
     Option(
         help="The training examples, in the order of their index: a file (inputs, labels), or package.module:factory."
     ),
 ]
-Tests = Annotated[str | None, Option(help="Examples to ask about: a file (inputs, labels), or package.module:factory.")]
-Classes = Annotated[str | None, Option(help="What the classes are called: cat,dog,…")]
-Tokens = Annotated[
+TestsOption = Annotated[
+    str | None, Option(help="Examples to ask about: a file (inputs, labels), or package.module:factory.")
+]
+ClassesOption = Annotated[str | None, Option(help="What the classes are called: cat,dog,…")]
+TokensOption = Annotated[
     str | None, Option(help="What tokens stand for: 'bytes', a .json or .txt list, or a tokenizer.json.")
 ]
-Index = Annotated[str, Option(help="The column that says which training example a visit was of.")]
-Length = Annotated[int, Option(help="Of one long text: the tokens of an example.", min=1)]
+IndexOption = Annotated[str, Option(help="The column that says which training example a visit was of.")]
+LengthOption = Annotated[int, Option(help="Of one long text: the tokens of an example.", min=1)]
 
 
 def _version(wanted: bool) -> bool:
@@ -129,10 +131,10 @@ def ask(
     score: Annotated[Score, Option(help="What counts: the contribution, the weight α, or |α|.")] = "contribution",
     target: Annotated[int | None, Option(help="Explain this class; by default the predicted one.")] = None,
     without: Annotated[str | None, Option(help="Also predict with visits masked out, as in 'label = 3'.")] = None,
-    train: Training = None,
-    classes: Classes = None,
-    tokens: Tokens = None,
-    index: Index = "index",
+    train: TrainingOption = None,
+    classes: ClassesOption = None,
+    tokens: TokensOption = None,
+    index: IndexOption = "index",
 ) -> None:
     """Show which training examples the predictions for some rows of a file are made of."""
     memory = open_memory(path) if step is None else open_memory(path).at(step)
@@ -145,7 +147,7 @@ def ask(
     series = is_series(inputs.shape[1:], others, network)
     asked = Examples(inputs, None, vocabulary, series=series, others=others) if inputs.ndim > 1 else None
     known = None if train is None else load_examples(train, network, vocabulary=vocabulary)
-    question = Question(layer or memory.layers[-1], by, k, score, target, without, asked, known, index, names)
+    question = RowQuestion(layer or memory.layers[-1], by, k, score, target, without, asked, known, index, names)
     tell(memory, network, together(inputs, others, network), numbers, question, _console())
 
 
@@ -165,12 +167,12 @@ dualform report runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --d
 def report(
     path: MemoryPath,
     model: ModelName,
-    data: Training = None,
-    test: Tests = None,
-    classes: Classes = None,
-    tokens: Tokens = None,
-    index: Index = "index",
-    length: Length = 100,
+    data: TrainingOption = None,
+    test: TestsOption = None,
+    classes: ClassesOption = None,
+    tokens: TokensOption = None,
+    index: IndexOption = "index",
+    length: LengthOption = 100,
     examples: Annotated[int, Option(help="How many predictions to explain.", min=1, max=200)] = 20,
     rows: Annotated[str | None, Option(help="Which test rows, as in 0,3,5; by default the most telling ones.")] = None,
     weigh: Annotated[int, Option(help="Test examples to weigh the training set by; 0 for none.", min=0)] = 200,
@@ -178,13 +180,13 @@ def report(
     out: Annotated[Path, Option("-o", "--out", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write one page that shows what predictions are made of: a single file that needs nothing else."""
-    desk = Desk(patience=float("inf"), tell=True)
+    desk = WorkDesk(patience=float("inf"), tell=True)
     explorer = make_explorer(path, model, data, test, classes, tokens, index, length, desk)
     name = "test" if explorer.test is not None else "train"
     chosen = (
         choose(explorer, examples)
         if rows is None
-        else {Place(name, row): f"{name} example {row}" for row in parse_rows(rows)}
+        else {ExamplePlace(name, row): f"{name} example {row}" for row in parse_rows(rows)}
     )
     file = write_report(out, explorer, chosen, title=title, weigh=weigh)
     _console().print(f"The report is {file} ({size(file.stat().st_size)}).", soft_wrap=True)
@@ -194,12 +196,12 @@ def report(
 def serve(
     path: MemoryPath,
     model: ModelName,
-    data: Training = None,
-    test: Tests = None,
-    classes: Classes = None,
-    tokens: Tokens = None,
-    index: Index = "index",
-    length: Length = 100,
+    data: TrainingOption = None,
+    test: TestsOption = None,
+    classes: ClassesOption = None,
+    tokens: TokensOption = None,
+    index: IndexOption = "index",
+    length: LengthOption = 100,
     host: Annotated[str, Option(help="Where to listen. Beyond this machine a token is needed.")] = "127.0.0.1",
     port: Annotated[int, Option(help="On which port; 0 for any that is free.", min=0, max=65535)] = 8000,
     token: Annotated[
@@ -235,7 +237,7 @@ def heads(
     nuclear: Annotated[bool, Option("--nuclear/--no-nuclear", help="Also solve for the nuclear norm.")] = True,
     moments: Annotated[int, Option(help="Of a memory: at how many moments of training, too.", min=0)] = 0,
     seed: Annotated[int, Option(help="What chance begins with.", min=0, max=2**31)] = 0,
-    tokens: Tokens = None,
+    tokens: TokensOption = None,
     out: Annotated[Path | None, Option("-o", "--out", help="Also write a page, as one file.")] = None,
 ) -> None:
     """Report on attention heads: what they select, what separates it, by what margin, and what holds the margin up."""
@@ -251,7 +253,7 @@ def heads(
     weights = None if memory is None else memory.weights_for(network)
     inputs, others = as_inputs(read_rows(data, numbers, key), network), read_beside(data, numbers, network)
     words = inputs if inputs.ndim == 2 and not inputs.is_floating_point() else None
-    asked = Asked(network, together(inputs, others, network), words, weights, memory, load_vocabulary(tokens))
+    asked = HeadsInputs(network, together(inputs, others, network), words, weights, memory, load_vocabulary(tokens))
     options = {"queries": queries, "above": above, "null": null, "nuclear": nuclear, "seed": seed}
     found, path, notes = tell_heads(asked, layer or [], moments, options, _console())
     if out is not None:

@@ -22,15 +22,15 @@ from ..figures.canvas import Figure
 from ..report import write_report
 from ..text.tables import certificate_table, groups_table, hits_table
 from ..text.words import MASKED, disk_size, size, sum_check
-from ..views.explorer import Explorer, Place
-from ..views.work import Desk
+from ..views.explorer import ExamplePlace, Explorer
+from ..views.work import WorkDesk
 
 STEPS, BATCH, HELD_OUT, SHOWN, CURVE = 500, 64, 500, 8, 300
 WIDTHS, LAYER = (784, 128, 10), "fc2"
 
 
 @dataclass(frozen=True)
-class Digits:
+class DemoDigits:
     """The digits, shuffled once: some to train on, some to ask about. ``x`` is what the network sees of them."""
 
     images: UInt8[Tensor, "N 28 28"]
@@ -41,7 +41,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DemoAnswer:
     """One test image that the network was asked about. ``query`` is its place in the answers, which hold several."""
 
     title: str
@@ -64,12 +64,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Findings:
+class DemoFindings:
     """What came out. ``curve`` are many more hits of the same images: how sharp the spotlight is."""
 
     accuracy: float
     certificate: Certificate
-    asked: Sequence[Asked]
+    asked: Sequence[DemoAnswer]
     curve: Hits
 
 
@@ -98,21 +98,21 @@ def _run(out: Path, steps: int, say: Console) -> Path:
     asked, curve = ask(memory, model, data)
     for each in asked:
         tell(say, each)
-    report = save(out, memory, data, Findings(accuracy, certificate, asked, curve))
+    report = save(out, memory, data, DemoFindings(accuracy, certificate, asked, curve))
     say.print(f"[bold]4. Look at it[/] (all this took {perf_counter() - start:.0f} s)")
     say.print(f"The report is {report}, and the figures lie beside it. Go on asking:", soft_wrap=True)
     say.print(*(f"  {line}" for line in commands(out)), sep="\n", soft_wrap=True)
     return report
 
 
-def load() -> Digits:
+def load() -> DemoDigits:
     """The digits that come with a package, so nothing is downloaded."""
     images, labels = digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return Digits(images, images / 255, labels, order[HELD_OUT:], order[:HELD_OUT])
+    return DemoDigits(images, images / 255, labels, order[HELD_OUT:], order[:HELD_OUT])
 
 
-def train(data: Digits, path: Path, steps: int) -> nn.Module:
+def train(data: DemoDigits, path: Path, steps: int) -> nn.Module:
     """An ordinary training loop, with momentum and clipping; recording adds two lines to it."""
     torch.manual_seed(0)
     model = MLP(*WIDTHS)
@@ -153,13 +153,13 @@ def choose(probabilities: Float[Tensor, "m classes"], labels: Int[Tensor, " m"])
     return {"A sure prediction": sure, "A close call": by_doubt[0], "A mistake": surest_mistake}
 
 
-def accuracy_of(model: nn.Module, data: Digits) -> float:
+def accuracy_of(model: nn.Module, data: DemoDigits) -> float:
     """The share of test digits that the network gets right."""
     with torch.no_grad():
         return (model(data.x[data.test]).argmax(1) == data.labels[data.test]).double().mean().item()
 
 
-def ask(memory: Memory, model: nn.Module, data: Digits) -> tuple[list[Asked], Hits]:
+def ask(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
     """What the last layer recalls for each chosen image: the top examples, sums by label, and what a mask changes."""
     with torch.no_grad():
         chosen = choose(model(data.x[data.test]).softmax(1), data.labels[data.test])
@@ -173,7 +173,7 @@ def ask(memory: Memory, model: nn.Module, data: Digits) -> tuple[list[Asked], Hi
         mask = f"label = {int(spot.prediction[i].argmax())}"
         without = memory.without(mask).predict(model, data.x[index : index + 1])[0]
         asked.append(
-            Asked(
+            DemoAnswer(
                 title, row, data.images[index], int(data.labels[index]), i, spot.prediction[i], answer.hits,
                 answer.groups["label"], recalled, answer.timeline, mask, without,
             )
@@ -181,7 +181,7 @@ def ask(memory: Memory, model: nn.Module, data: Digits) -> tuple[list[Asked], Hi
     return asked, spot.top(CURVE, layer=LAYER)
 
 
-def tell(say: Console, asked: Asked) -> None:
+def tell(say: Console, asked: DemoAnswer) -> None:
     """One image on the terminal."""
     truth = "which is right" if asked.predicted == asked.label else f"but it is a {asked.label}"
     say.print(f"[bold]{asked.title}:[/] the network says {asked.predicted} ({_sure(asked.logits)}), {truth}.")
@@ -192,7 +192,7 @@ def tell(say: Console, asked: Asked) -> None:
     say.print(f"Without the visits where {asked.masked} it says {masked} ({_sure(asked.masked_logits)}). {MASKED}\n")
 
 
-def save(out: Path, memory: Memory, data: Digits, found: Findings) -> Path:
+def save(out: Path, memory: Memory, data: DemoDigits, found: DemoFindings) -> Path:
     """Write the images (to go on asking), the figures, and the report."""
     np.savez(out / "train.npz", inputs=data.x.numpy(), labels=data.labels.numpy())
     np.savez(out / "test.npz", inputs=data.x[data.test].numpy(), labels=data.labels[data.test].numpy())
@@ -207,14 +207,14 @@ def save(out: Path, memory: Memory, data: Digits, found: Findings) -> Path:
         "memory on disk": f"{size(disk_size(memory))}, slots in {memory.store.manifest.dtype}",
     }
     test = Examples(data.x[data.test], data.labels[data.test])
-    desk = Desk(patience=float("inf"))
+    desk = WorkDesk(patience=float("inf"))
     explorer = Explorer(memory, MLP(*WIDTHS), Examples(data.x, data.labels), test, desk=desk)
-    rows = {Place("test", each.row): each.title for each in found.asked}
+    rows = {ExamplePlace("test", each.row): each.title for each in found.asked}
     title = "Which training images is this prediction made of?"
     return write_report(out / "report.html", explorer, rows, title=title, facts=facts)
 
 
-def draw(data: Digits, found: Findings) -> dict[str, Figure]:
+def draw(data: DemoDigits, found: DemoFindings) -> dict[str, Figure]:
     """The figures by their file names."""
     titles = [each.title.split(" (")[0] for each in found.asked]
     names = [

@@ -18,11 +18,11 @@ from dualform.svm.heads.report_text import as_table, sentences
 from ..examples.vocabulary import Vocabulary
 from ..views.explorer import visible
 from ..views.render import render, style
-from ..views.separation import HeadsView, Through, reports_with, through_of, view_of
+from ..views.separation import HeadsView, HeadTrajectory, reports_with, through_of, view_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class HeadsInputs:
     """A network at some inputs: with the weights of a checkpoint, or of a memory, which also knows earlier ones."""
 
     model: nn.Module
@@ -45,7 +45,7 @@ class Asked:
 
 
 def tell_heads(
-    asked: Asked, layers: Sequence[str], moments: int, options: Mapping[str, Any], console: Console
+    asked: HeadsInputs, layers: Sequence[str], moments: int, options: Mapping[str, Any], console: Console
 ) -> tuple[dict[str, svm.Report], svm.Trajectory | None, list[str]]:
     """Print a report on each layer; those that are no softmax of one matrix are refused by name, in a sentence."""
     found, notes = {}, []
@@ -80,7 +80,7 @@ def tell_heads(
     return found, path, notes
 
 
-def _layers(asked: Asked) -> list[str]:
+def _layers(asked: HeadsInputs) -> list[str]:
     """All attention layers; by the way it is seen whether the network can take the inputs."""
     try:
         found = seen_layers(asked.model, asked.inputs)
@@ -93,7 +93,7 @@ def _layers(asked: Asked) -> list[str]:
     return found
 
 
-def _curves(through: Through) -> str:
+def _curves(through: HeadTrajectory) -> str:
     rows = [["after step", *(f"{step:,}" for step in through.steps)]]
     rows += [
         [each.name, *("–" if value != value else f"{value:.3g}" for value in each.values)] for each in through.curves
@@ -102,7 +102,7 @@ def _curves(through: Through) -> str:
 
 
 def write_page(
-    file: Path, asked: Asked, found: Mapping[str, svm.Report], path: svm.Trajectory | None, notes: Sequence[str],
+    file: Path, asked: HeadsInputs, found: Mapping[str, svm.Report], path: svm.Trajectory | None, notes: Sequence[str],
     facts: Mapping[str, str],
 ) -> Path:  # fmt: skip
     """All of it as one page that needs nothing else."""

@@ -1,14 +1,14 @@
 """Examples that people look at: pictures, texts, series, numbers; from files, data sets, uploads."""
 
-from .examples import Examples, Rows, Shown
+from .examples import Examples, IndexableRows, ShownExample
 from .load import is_series, load_examples
 from .pictures import data_address, png, read_picture
 from .vocabulary import Vocabulary, load_vocabulary
 
 __all__ = [
     "Examples",
-    "Rows",
-    "Shown",
+    "IndexableRows",
+    "ShownExample",
     "Vocabulary",
     "data_address",
     "is_series",

@@ -13,7 +13,7 @@ from torch import Tensor
 from dualform.errors import QueryError
 
 from .pictures import data_address
-from .series import Lines, lines_of
+from .series import SeriesLines, lines_of
 from .vocabulary import Vocabulary
 
 SAMPLE = 1000
@@ -27,28 +27,28 @@ NUMBERS = 24
 
 
 @runtime_checkable
-class Rows(Protocol):
+class IndexableRows(Protocol):
     """Rows that can be counted and taken one by one: a tensor, an array, a data set."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> Any: ...
 
 
-Kind = Literal["image", "text", "series", "numbers"]
+ExampleKind = Literal["image", "text", "series", "numbers"]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownExample:
     """An example as a person sees it."""
 
-    kind: Kind
+    kind: ExampleKind
     alt: str
     """What it is in words, for those who cannot see it."""
     picture: str = ""
     patch: tuple[float, float, float, float] | None = None
     """The place in the picture that is meant: left, top, width, height, as shares of it."""
     tokens: tuple[str, ...] = ()
-    lines: Lines | None = None
+    lines: SeriesLines | None = None
     mark: int | None = None
     """The token, or the step of a series, that is meant."""
     span: int = 1
@@ -91,7 +91,7 @@ class Examples:
         return (self.length,) if self.is_stream else tuple(_tensor(self.inputs[0]).shape)
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> ExampleKind:
         """What an example looks like: tokens are text, (time, channels) a series, a square of numbers is a picture."""
         if self.is_stream or self.vocabulary is not None:
             return "text"
@@ -133,7 +133,7 @@ class Examples:
 
     def shown(
         self, number: int, *, position: int | None = None, positions: int = 1, span: int = 1, name: str = "example"
-    ) -> Shown:  # fmt: skip
+    ) -> ShownExample:  # fmt: skip
         """An example to look at, with what row ``position`` of so many means: ``span`` tokens, or a place in it."""
         where = f"{name} {number}"
         if self.kind == "text":
@@ -141,13 +141,13 @@ class Examples:
         x = self.row(number)[0]
         if self.kind == "image":
             patch = _patch(position, positions, self.grid) if span == 1 else None
-            return Shown("image", f"{where}, a picture", self.address(x), patch=patch)
+            return ShownExample("image", f"{where}, a picture", self.address(x), patch=patch)
         return self._series(x[: self.there(number)], position, span, where) if self.series else _numbers(x, where)
 
-    def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> Shown:
+    def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> ShownExample:
         """An input that somebody brought, to look at."""
         if self.kind == "image":
-            return Shown("image", f"{name}, a picture", self.address(x))
+            return ShownExample("image", f"{name}, a picture", self.address(x))
         if self.kind == "series":
             return self._series(x, None, 1, name)
         return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name)
@@ -214,14 +214,14 @@ class Examples:
         side = math.isqrt(x.numel()) if x.ndim == 1 else 0
         return x.reshape(side, side, 1) if side else x.unsqueeze(-1)
 
-    def _series(self, x: Float[Tensor, "n channels"], position: int | None, span: int, where: str) -> Shown:
+    def _series(self, x: Float[Tensor, "n channels"], position: int | None, span: int, where: str) -> ShownExample:
         lines = lines_of(x, *self.scale)
         drawn = "" if len(lines.values) == lines.channels else f", of which {len(lines.values)} are drawn"
         told = f"{where}: a series of {lines.steps} steps in {lines.channels} channels{drawn}"
         mark = position if position is not None and position < lines.steps else None
-        return Shown("series", told, lines=lines, mark=mark, span=span)
+        return ShownExample("series", told, lines=lines, mark=mark, span=span)
 
-    def _text(self, number: int, position: int | None, span: int, where: str) -> Shown:
+    def _text(self, number: int, position: int | None, span: int, where: str) -> ShownExample:
         if self.is_stream:
             middle = number + (position or 0)
             begin = number if position is None else max(0, middle - WINDOW)
@@ -232,14 +232,14 @@ class Examples:
         ids = [int(i) for i in ids]
         tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
         mark = mark if mark is not None and mark < len(tokens) else None
-        return Shown("text", where, tokens=tuple(tokens), mark=mark, span=span)
+        return ShownExample("text", where, tokens=tuple(tokens), mark=mark, span=span)
 
 
-def _numbers(x: Shaped[Tensor, "..."], where: str) -> Shown:
+def _numbers(x: Shaped[Tensor, "..."], where: str) -> ShownExample:
     values = x.flatten()[:NUMBERS].tolist()
     told = ", ".join(f"{value:.3g}" for value in values)
     more = " …" if x.numel() > NUMBERS else ""
-    return Shown("numbers", f"{where}: {told}{more}", numbers=tuple(values))
+    return ShownExample("numbers", f"{where}: {told}{more}", numbers=tuple(values))
 
 
 def _patch(

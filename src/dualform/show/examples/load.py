@@ -12,7 +12,7 @@ from dualform.errors import QueryError
 
 from ..factory import call, is_name
 from ..inputs import as_inputs, as_others, beside, read_arrays
-from .examples import Examples, Rows
+from .examples import Examples, IndexableRows
 from .vocabulary import Vocabulary
 
 HOW = (
@@ -61,7 +61,7 @@ SIZES = ("in_features", "input_size", "in_channels")
 """What layers call the numbers of a row that they take."""
 
 
-def _pair(found: Any, name: str) -> tuple[Rows, Any]:
+def _pair(found: Any, name: str) -> tuple[IndexableRows, Any]:
     """Inputs and labels in whatever was given."""
     if _by_name(found):
         return _rows(found["inputs"]), found.get("labels")
@@ -69,7 +69,7 @@ def _pair(found: Any, name: str) -> tuple[Rows, Any]:
         return _rows(found[0]), found[1]
     if isinstance(found, Tensor) or hasattr(found, "__array__"):
         return _rows(found), None
-    if not isinstance(found, tuple | list | dict) and isinstance(found, Rows) and len(found):
+    if not isinstance(found, tuple | list | dict) and isinstance(found, IndexableRows) and len(found):
         first = found[0]
         pairs = isinstance(first, tuple | list) and len(first) == 2
         return found, _Labels(found) if pairs else None
@@ -80,14 +80,14 @@ def _by_name(found: Any) -> bool:
     return isinstance(found, Mapping) and "inputs" in found
 
 
-def _rows(value: Any) -> Rows:
+def _rows(value: Any) -> IndexableRows:
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 class _Labels:
     """The second of each pair of a data set."""
 
-    def __init__(self, pairs: Rows) -> None:
+    def __init__(self, pairs: IndexableRows) -> None:
         self._pairs = pairs
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ MOST_STEPS, MOST_CHANNELS = 256, 12
 
 
 @dataclass(frozen=True)
-class Lines:
+class SeriesLines:
     """A series to look at. Of long ones every ``stride``-th step is drawn, of wide ones the first channels."""
 
     values: tuple[tuple[float, ...], ...]
@@ -30,8 +30,8 @@ class Lines:
         return " ".join(f"{i * self.stride + 0.5:g},{1 - (value - self.low) / span:.3f}" for i, value in values)
 
 
-def lines_of(x: Float[Tensor, "n channels"], low: float, high: float) -> Lines:
+def lines_of(x: Float[Tensor, "n channels"], low: float, high: float) -> SeriesLines:
     """A series as lines."""
     stride = -(-len(x) // MOST_STEPS) or 1
     values = x[::stride, :MOST_CHANNELS].T.tolist()
-    return Lines(tuple(tuple(line) for line in values), len(x), x.shape[1], stride, low, high)
+    return SeriesLines(tuple(tuple(line) for line in values), len(x), x.shape[1], stride, low, high)

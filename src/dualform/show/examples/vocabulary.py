@@ -26,7 +26,7 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteVocabulary:
     """Every token is a byte of UTF-8."""
 
     def decode(self, ids: Sequence[int]) -> list[str]:
@@ -42,7 +42,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordVocabulary:
     """A list of tokens, with what is written between two of them."""
 
     tokens: Sequence[str]
@@ -72,7 +72,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Tokenizer:
+class TokenizerVocabulary:
     """A tokenizer of Hugging Face's ``tokenizers``."""
 
     tokenizer: Any
@@ -97,7 +97,7 @@ def load_vocabulary(name: str | None) -> Vocabulary | None:
     if name is None:
         return None
     if name == "bytes":
-        return Bytes()
+        return ByteVocabulary()
     file = Path(name)
     if not file.is_file():
         raise DataNotFound(
@@ -105,13 +105,13 @@ def load_vocabulary(name: str | None) -> Vocabulary | None:
         )
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".txt":
-        return Words(text.splitlines(), " ")
+        return WordVocabulary(text.splitlines(), " ")
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise QueryError(f"{file} is no JSON: {error}.") from error
     if isinstance(found, list) and all(isinstance(token, str) for token in found):
-        return Words(found, "" if max(map(len, found), default=1) == 1 else " ")
+        return WordVocabulary(found, "" if max(map(len, found), default=1) == 1 else " ")
     if isinstance(found, dict) and "model" in found:
-        return Tokenizer(require("tokenizers", "hf").Tokenizer.from_file(str(file)))
+        return TokenizerVocabulary(require("tokenizers", "hf").Tokenizer.from_file(str(file)))
     raise QueryError(f"{file} is neither a list of tokens nor a tokenizer.json.")

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 from torch import Tensor
 
-from ..examples import Examples, Shown
+from ..examples import Examples, ShownExample
 
 WIDTH = 14
 """Columns of a small picture."""
@@ -40,7 +40,7 @@ def picture(pixels: UInt8[Tensor, "height width *channels"], columns: int = WIDT
     return text
 
 
-def passage(shown: Shown) -> Text:
+def passage(shown: ShownExample) -> Text:
     """Tokens, with those that are meant in reverse."""
     mark = shown.mark
     first, last = (0, len(shown.tokens)) if mark is None else (max(0, mark - AROUND), mark + AROUND)
@@ -74,7 +74,7 @@ def looks(
     return Group(*told)
 
 
-def _in_words(shown: Shown) -> Text:
+def _in_words(shown: ShownExample) -> Text:
     """An example that is no picture, on a line or a few."""
     if shown.kind == "text":
         return passage(shown)

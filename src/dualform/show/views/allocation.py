@@ -8,9 +8,9 @@ from dualform.attention import GroupedQueryAttention
 from dualform.attention.allocating import Allocating
 from dualform.explain.groups import stretch_edges
 
-from .explorer import Explorer, Place
-from .heads import Seen, attention_layers, see
-from .work import Pending, Tell
+from .explorer import ExamplePlace, Explorer
+from .heads import SeenCall, attention_layers, see
+from .work import PendingWork, Tell
 
 MOMENTS = 8
 """Moments of training that are looked at."""
@@ -33,15 +33,15 @@ class ThroughTraining:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class AllocationView:
     """Which query heads have which key/value head. ``through`` is None where that never changes."""
 
     heads: int
     groups: list[KeyHead]
-    through: ThroughTraining | Pending | None
+    through: ThroughTraining | PendingWork | None
 
 
-def allocation(explorer: Explorer, layer: str, place: Place, seen: Seen) -> Allocation | None:
+def allocation(explorer: Explorer, layer: str, place: ExamplePlace, seen: SeenCall) -> AllocationView | None:
     """That of one call of a layer; None where each query head has its own."""
     if not isinstance(seen.layer, GroupedQueryAttention):
         return None
@@ -54,10 +54,10 @@ def allocation(explorer: Explorer, layer: str, place: Place, seen: Seen) -> Allo
             ("allocation", layer, place, seen.call), f"the same at {MOMENTS} moments of training", seconds,
             _through(explorer, layer, place, seen.call),
         )  # fmt: skip
-    return Allocation(seen.layer.heads, groups, through)
+    return AllocationView(seen.layer.heads, groups, through)
 
 
-def _through(explorer: Explorer, layer: str, place: Place, call: int) -> Callable[[Tell], ThroughTraining]:
+def _through(explorer: Explorer, layer: str, place: ExamplePlace, call: int) -> Callable[[Tell], ThroughTraining]:
     def work(tell: Tell) -> ThroughTraining:
         mine, found = explorer.fork(), []
         steps = [int(step) for step in stretch_edges(mine.memory.step, MOMENTS - 1)]
@@ -71,7 +71,7 @@ def _through(explorer: Explorer, layer: str, place: Place, call: int) -> Callabl
     return work
 
 
-def _counts(seen: Seen) -> list[int]:
+def _counts(seen: SeenCall) -> list[int]:
     """How many query heads each key/value head has."""
     assert isinstance(seen.layer, GroupedQueryAttention)
     return seen.layer.allocate(seen.x, seen.context, padding=seen.padding)[0].tolist()

@@ -7,13 +7,13 @@ from typing import Literal
 from dualform.errors import QueryError
 from dualform.svm.expansion.support_vectors import By
 
-from ..examples import Shown
-from .allocation import Allocation, allocation
-from .explorer import AtPlace, Explorer, Place, visible
-from .heads import Seen, attention_layers, see
-from .prediction import Prediction, Question, eachs_of, predict
-from .support import Carried, carried
-from .work import Pending
+from ..examples import ShownExample
+from .allocation import AllocationView, allocation
+from .explorer import ExampleHeader, ExamplePlace, Explorer, visible
+from .heads import SeenCall, attention_layers, see
+from .prediction import PredictionQuestion, PredictionView, eachs_of, predict
+from .support import SupportTokens, carried
+from .work import PendingWork
 
 MOST = 256
 """Tokens of an input whose attention can be looked at."""
@@ -23,7 +23,7 @@ RECALLED, MOST_WORDS = 6, 24
 
 
 @dataclass(frozen=True)
-class Looking:
+class AttentionQuestion:
     """Which layer, which head (None: the mean of all), from which token, and what makes a support token large.
 
     A token of None leaves the choice to the explorer: the class token if there is one, the last one of a text that is
@@ -40,11 +40,11 @@ class Looking:
 
 
 @dataclass(frozen=True)
-class Attention(AtPlace):
+class AttentionView(ExampleHeader):
     """All that the page shows. ``weights`` is (token, key) of the chosen head; each line sums to 1."""
 
     layers: list[str]
-    looking: Looking
+    looking: AttentionQuestion
     calls: list[str]
     """What each call of the layer was: query tokens of a tuned backbone ask beside the tokens themselves."""
     heads: int
@@ -59,16 +59,16 @@ class Attention(AtPlace):
     """Whether these are the keys."""
     patches: int
     """The side of the grid of patches, for a picture; else 0."""
-    support: Carried | None
+    support: SupportTokens | None
     """The tokens that carry what the heads give; None where the layer is no expansion that we know."""
-    allocation: Allocation | None
+    allocation: AllocationView | None
     """Which query heads share which keys and values; None where each has its own."""
     projections: list[str]
     """The recorded layers inside this one."""
-    recalled: Prediction | Pending | None
+    recalled: PredictionView | PendingWork | None
 
 
-def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
+def attention(explorer: Explorer, place: ExamplePlace, looking: AttentionQuestion) -> AttentionView:
     """What the heads of a layer select when the network sees an example, and what its projections recall."""
     explorer.need(place)
     layer = _layer(explorer, looking.layer)
@@ -85,13 +85,13 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
     if (head is not None and not 0 <= head < count) or not (token == "all" or -n <= token < n):
         raise QueryError(f"there is no head {head} with token {token}: there are {count} heads and {n} tokens.")
     token = token if token == "all" else token % n
-    names = Names(shown, m, side)
+    names = TokenNames(shown, m, side)
     weights = seen.weights.mean(0) if head is None else seen.weights[head]
     recalled, inside = _recalled(explorer, layer, looking.recalled)
-    return Attention(
+    return AttentionView(
         **explorer.about(place),
         layers=list(attention_layers(explorer.model)),
-        looking=Looking(layer, head, token, recalled, looking.by, seen.call),
+        looking=AttentionQuestion(layer, head, token, recalled, looking.by, seen.call),
         calls=list(seen.calls),
         heads=count,
         weights=weights.tolist(),
@@ -108,10 +108,10 @@ def attention(explorer: Explorer, place: Place, looking: Looking) -> Attention:
 
 
 @dataclass(frozen=True)
-class Names:
+class TokenNames:
     """What tokens are called: patches by their place, steps by their time, words by themselves."""
 
-    shown: Shown
+    shown: ShownExample
     count: int
     side: int
 
@@ -157,13 +157,15 @@ def _layer(explorer: Explorer, name: str | None) -> str:
     return name or known[-1]
 
 
-def _token(token: int | Literal["all"] | None, seen: Seen, class_token: bool) -> int | Literal["all"]:
+def _token(token: int | Literal["all"] | None, seen: SeenCall, class_token: bool) -> int | Literal["all"]:
     if token is not None:
         return token
     return 0 if class_token else -1 if seen.causal else "all"
 
 
-def _support(seen: Seen, head: int | None, token: int | Literal["all"], by: By, names: Names) -> Carried | None:
+def _support(
+    seen: SeenCall, head: int | None, token: int | Literal["all"], by: By, names: TokenNames
+) -> SupportTokens | None:
     found = seen.support(None if token == "all" else token)
     return None if found is None or seen.layer is None else carried(seen.layer, found, head, by, names.count, names)
 
@@ -181,9 +183,11 @@ def _recalled(explorer: Explorer, layer: str, wanted: str | None) -> tuple[str |
     return wanted or next(iter([*merging, *reversed(inside)]), None), inside
 
 
-def _question(explorer: Explorer, layer: str) -> Question:
+def _question(explorer: Explorer, layer: str) -> PredictionQuestion:
     """Examples with all their visits, where they can be had: the best single rows may all be of the same visit."""
-    return Question(layer=layer, k=RECALLED, each="example" if "example" in eachs_of(explorer, layer) else "visit")
+    return PredictionQuestion(
+        layer=layer, k=RECALLED, each="example" if "example" in eachs_of(explorer, layer) else "visit"
+    )
 
 
 def side_of(count: int) -> int:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
 from dualform.explain import Memory, Spotlight
-from dualform.explain.contributions import is_shaped
+from dualform.explain.contributions import is_preconditioned
 from dualform.types import LayerInfo
 
-from ..examples import Examples, Shown
+from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
 from ..text.outputs import need_logits
-from .work import Desk, Pending, Tell
+from .work import PendingWork, Tell, WorkDesk
 
 SETS = ("test", "train", "own")
 MOST_OWN, BATCH = 200, 128
@@ -32,7 +32,7 @@ MANY = 60
 
 
 @dataclass(frozen=True)
-class Place:
+class ExamplePlace:
     """One example: in which set, and its number there."""
 
     set: str
@@ -40,19 +40,19 @@ class Place:
 
 
 @dataclass(frozen=True)
-class AtPlace:
+class ExampleHeader:
     """What all pages about one example show of it: how many there are in its set, and what it is."""
 
-    place: Place
+    place: ExamplePlace
     count: int
     stride: int
-    shown: Shown
+    shown: ShownExample
     label: int | None
     label_name: str | None
 
 
 @dataclass(frozen=True)
-class Class:
+class ClassScore:
     """One class that the network can say."""
 
     number: int
@@ -72,7 +72,7 @@ class Explorer:
     classes: Sequence[str] | None = None
     index: str = "index"
     title: str = ""
-    desk: Desk = field(default_factory=Desk)
+    desk: WorkDesk = field(default_factory=WorkDesk)
     own: list[tuple[str, Tensor]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -163,7 +163,7 @@ class Explorer:
         for name in SETS:
             if name == "own" or self.examples(name) is None:
                 continue
-            return need_logits(self.predict(Place(name, 0))).shape[1]
+            return need_logits(self.predict(ExamplePlace(name, 0))).shape[1]
         return 0
 
     # ------------------------------------------------------------------------------------------- examples
@@ -179,7 +179,7 @@ class Explorer:
         found = self.examples(name)
         return 0 if found is None else len(found)
 
-    def need(self, place: Place) -> None:
+    def need(self, place: ExamplePlace) -> None:
         """See that there is such an example."""
         if place.set not in SETS or not 0 <= place.row < self.count(place.set):
             raise QueryError(
@@ -188,20 +188,20 @@ class Explorer:
                 + "."
             )
 
-    def input(self, place: Place) -> Any:
+    def input(self, place: ExamplePlace) -> Any:
         """An example as the model takes it, in a batch of its own."""
         return self.inputs(place.set, [place.row])
 
     def inputs(self, name: str, rows: Sequence[int]) -> Any:
         """Some examples of a set as one batch: a tensor, or several by the names of the model's arguments."""
         for row in rows:
-            self.need(Place(name, row))
+            self.need(ExamplePlace(name, row))
         found = self.examples(name)
         if found is None:
             return as_inputs(torch.stack([self.own[row][1] for row in rows]), self.model)
         return together(as_inputs(found.rows(rows), self.model), found.beside(rows), self.model)
 
-    def shown(self, place: Place) -> Shown:
+    def shown(self, place: ExamplePlace) -> ShownExample:
         """An example to look at."""
         self.need(place)
         found = self.examples(place.set)
@@ -211,7 +211,7 @@ class Explorer:
         assert like is not None
         return like.shown_input(self.own[place.row][1], self.own[place.row][0])
 
-    def trained_on(self, index: Any, layer: str | None = None, position: int | None = None) -> Shown | None:
+    def trained_on(self, index: Any, layer: str | None = None, position: int | None = None) -> ShownExample | None:
         """A training example to look at, with the place that a row of a layer is of."""
         if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
             return None
@@ -220,30 +220,30 @@ class Explorer:
             positions, (position, span) = self.positions(layer), self.tokens(layer, position)
         return self.train.shown(index, position=position, positions=positions, span=span, name="training example")
 
-    def label(self, place: Place) -> int | None:
+    def label(self, place: ExamplePlace) -> int | None:
         """The true class, if it is known."""
         found = self.examples(place.set)
         return None if found is None else found.label(place.row)
 
-    def about(self, place: Place) -> dict[str, Any]:
-        """What pages about an example begin with: the fields of ``AtPlace``."""
+    def about(self, place: ExamplePlace) -> dict[str, Any]:
+        """What pages about an example begin with: the fields of ``ExampleHeader``."""
         label, found = self.label(place), self.examples(place.set)
         return {
             "place": place, "count": self.count(place.set), "stride": 1 if found is None else found.stride,
             "shown": self.shown(place), "label": label, "label_name": None if label is None else self.class_name(label),
         }  # fmt: skip
 
-    def bring(self, name: str, x: Tensor) -> Place:
+    def bring(self, name: str, x: Tensor) -> ExamplePlace:
         """Take an input that somebody brought."""
         with self.lock:
             if len(self.own) >= MOST_OWN:
                 raise QueryError(f"{MOST_OWN} inputs of your own are enough. Start the explorer again to forget them.")
             self.own.append((name, x))
-            return Place("own", len(self.own) - 1)
+            return ExamplePlace("own", len(self.own) - 1)
 
     # ------------------------------------------------------------------------------------------- answers
 
-    def at(self, step: int) -> Memory | Pending:
+    def at(self, step: int) -> Memory | PendingWork:
         """The memory at a step, with its weights ready."""
         if step == self.memory.step:
             return self.memory
@@ -263,7 +263,7 @@ class Explorer:
             assert found.examples
             return found
 
-    def predict(self, place: Place, memory: Memory | None = None) -> Any:
+    def predict(self, place: ExamplePlace, memory: Memory | None = None) -> Any:
         """What the network says."""
         with self.lock:
             return self.spot(memory or self.memory, self.input(place)).prediction
@@ -276,16 +276,16 @@ class Explorer:
             found.append(need_logits(self.spot(self.memory, some).prediction))
         return torch.cat(found)
 
-    def says(self, logits: Tensor, shown: int | None = None, also: Sequence[int] = ()) -> list[Class]:
+    def says(self, logits: Tensor, shown: int | None = None, also: Sequence[int] = ()) -> list[ClassScore]:
         """The likeliest classes of one example, and some others."""
         logits = logits.double()
         if len(logits) == 1:
-            return [Class(0, "output", float(logits[0]), None)]
+            return [ClassScore(0, "output", float(logits[0]), None)]
         chances = logits.softmax(0)
         order = chances.argsort(descending=True).tolist()
         wanted = order if shown is None else order[:shown]
         wanted += [number for number in also if number not in wanted and 0 <= number < len(logits)]
-        return [Class(n, self.class_name(n), float(logits[n]), float(chances[n])) for n in wanted]
+        return [ClassScore(n, self.class_name(n), float(logits[n]), float(chances[n])) for n in wanted]
 
     # ------------------------------------------------------------------------------------------- how long
 
@@ -315,7 +315,7 @@ class Explorer:
 
     def is_swept(self, layer: str) -> bool:
         """Whether a preconditioned rule explains a layer."""
-        return is_shaped(self.memory.store, self.info(layer))
+        return is_preconditioned(self.memory.store, self.info(layer))
 
     def _work(self, info: LayerInfo) -> float:
         """Operations to add up the slots of a layer."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from dualform.attention import Heads, build, load_from
 from dualform.errors import QueryError
 from dualform.explain import Memory
-from dualform.explain.query.capture import run
+from dualform.explain.query.capture import run_model
 from dualform.explain.query.model_shadow import shadow_of
-from dualform.store import normal_mode
+from dualform.store import outside_inference_mode
 from dualform.svm import Support, support_vectors
 
 AGREE = 1e-4
@@ -23,7 +23,7 @@ AGREE = 1e-4
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCall:
     """One call of an attention layer in a forward pass.
 
     ``layer`` is the layer with the weights of that pass; None for one of torch that ours cannot stand for. ``calls``
@@ -61,20 +61,23 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: each for name, each in model.named_modules() if isinstance(each, Heads | nn.MultiheadAttention)}
 
 
-def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any, call: int | None = None) -> Seen:
+def see(model: nn.Module, layer: nn.Module, memory: Memory, x: Any, call: int | None = None) -> SeenCall:
     """A call of a layer, by default the last, in one forward pass with the memory's weights."""
     calls: list[tuple[Mapping[str, Any], Any]] = []
 
     def note(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         calls.append((inspect.signature(module.forward).bind(*args, **kwargs).arguments, output))
 
-    with normal_mode(), torch.enable_grad():  # without gradients torch's encoder passes its attention layers by
+    with (
+        outside_inference_mode(),
+        torch.enable_grad(),
+    ):  # without gradients torch's encoder passes its attention layers by
         shadow = shadow_of(model, memory.weights_for(model), differentiable=True)
         twin = shadow.get_submodule(next(name for name, each in model.named_modules() if each is layer))
         twin.register_forward_hook(note, with_kwargs=True)
         if isinstance(twin, nn.MultiheadAttention):
             twin.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
-        run(shadow, x)
+        run_model(shadow, x)
     if not calls:
         raise QueryError("this attention layer was not used in the forward pass.")
     call = len(calls) - 1 if call is None else call
@@ -99,20 +102,20 @@ def _told(layer: nn.Module, given: Mapping[str, Any]) -> str:
     return f"{tokens}, {'themselves' if other is asking else those}"
 
 
-def _of_ours(layer: nn.Module, given: Mapping[str, Any]) -> Seen:
+def _of_ours(layer: nn.Module, given: Mapping[str, Any]) -> SeenCall:
     """Of the first example of a batch."""
     heads = cast(Heads, copy.deepcopy(layer).eval())
     x, context, padding = (None if (each := given.get(name)) is None else each[:1].detach() for name in NAMES)
     assert x is not None
     causal = given.get("causal", False)
     weights = heads.weights(x, context, padding=padding, causal=causal)[0]
-    return Seen(_there(weights, context, padding), heads, x, context, padding, causal)
+    return SeenCall(_there(weights, context, padding), heads, x, context, padding, causal)
 
 
 NAMES = ("x", "context", "padding")
 
 
-def _of_torch(layer: nn.MultiheadAttention, given: Mapping[str, Any], output: Any) -> Seen:
+def _of_torch(layer: nn.MultiheadAttention, given: Mapping[str, Any], output: Any) -> SeenCall:
     """What torch's own attention says, and ours in its place if it says the same."""
     weights = torch.nan_to_num(output[1] if output[1].ndim == 3 else output[1][0]).detach()
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -124,7 +127,7 @@ def _of_torch(layer: nn.MultiheadAttention, given: Mapping[str, Any], output: An
     if heads is not None:
         same = heads.weights(x, context, padding=padding, causal=causal)[0]
         heads = heads if torch.allclose(same, weights, atol=AGREE, rtol=0) else None
-    return Seen(_there(weights, context, padding), heads, x, context, padding, causal)
+    return SeenCall(_there(weights, context, padding), heads, x, context, padding, causal)
 
 
 def _twin(layer: nn.MultiheadAttention) -> Heads | None:

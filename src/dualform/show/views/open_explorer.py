@@ -7,7 +7,7 @@ from dualform.explain import open_memory
 from ..examples import load_examples, load_vocabulary
 from ..factory import make_model
 from .explorer import Explorer
-from .work import Desk
+from .work import WorkDesk
 
 
 def make_explorer(
@@ -19,7 +19,7 @@ def make_explorer(
     tokens: str | None = None,
     index: str = "index",
     length: int = 100,
-    desk: Desk | None = None,
+    desk: WorkDesk | None = None,
 ) -> Explorer:
     """Open what the names say. The weights are the memory's; without test examples the training examples are asked."""
     memory, network, vocabulary = open_memory(path), make_model(model), load_vocabulary(tokens)
@@ -28,4 +28,4 @@ def make_explorer(
         for name in (data, test)
     )
     names = None if classes is None else [name.strip() for name in classes.split(",")]
-    return Explorer(memory, network, some, others, names, index, desk=desk or Desk())
+    return Explorer(memory, network, some, others, names, index, desk=desk or WorkDesk())

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 from dualform.explain import Groups, Hit, Hits, Memory, Timeline
-from dualform.explain.spotlight import Answer
+from dualform.explain.spotlight import ScanAnswers
 from dualform.types import Order, Score
 
-from ..examples import Shown
+from ..examples import ShownExample
 from ..text.outputs import need_logits
 from ..text.words import FIRST_ORDER, ends, parts, unit
-from .explorer import MANY, AtPlace, Class, Explorer, Place
-from .work import Pending, Tell
+from .explorer import MANY, ClassScore, ExampleHeader, ExamplePlace, Explorer
+from .work import PendingWork, Tell
 
 CURVE, STRETCHES, SAID, ENDS = 300, 40, 10, 12
 """Slots of the spotlight curve, stretches of the timeline, classes that are shown, groups at either end."""
 
-Each = Literal["visit", "example"]
+HitUnit = Literal["visit", "example"]
 
 TOTAL = (
     "The parts sum to the whole: all that layer {layer} adds to {target}. Each layer is an account of its own of the "
@@ -35,7 +35,7 @@ ORDERS: dict[Order, str] = {"largest": "add most", "smallest": "take most away",
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictionQuestion:
     """What is asked of an example: the controls of the page. None leaves the choice to the explorer."""
 
     layer: str | None = None
@@ -47,17 +47,17 @@ class Question:
     k: int = 12
     step: int | None = None
     by: str | None = None
-    each: Each | None = None
+    each: HitUnit | None = None
     """Whether single visits are shown, or examples with all their visits."""
 
 
 @dataclass(frozen=True)
-class Example:
+class TopExample:
     """A training example among the top ones: a visit of it, in one row of the layer, or all its visits together."""
 
     rank: int
     index: Any
-    shown: Shown | None
+    shown: ShownExample | None
     label: Any
     step: int | None
     position: int
@@ -69,7 +69,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Part:
+class SumPart:
     """A part of a sum; ``kind`` is group, others, bias, initial or total."""
 
     name: str
@@ -80,7 +80,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScoreCurve:
     """The scores of the top slots, falling, and which are of the class that the network says."""
 
     values: tuple[float, ...]
@@ -88,7 +88,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Time:
+class ScoreTimeline:
     """A score over training: of the visits of one group, and of all others."""
 
     edges: tuple[int, ...]
@@ -99,36 +99,36 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Prediction(AtPlace):
+class PredictionView(ExampleHeader):
     """All that the page shows."""
 
-    says: list[Class]
+    says: list[ClassScore]
     layers: list[str]
     columns: list[str]
     steps: int
-    question: Question
+    question: PredictionQuestion
     """With everything chosen."""
     scores: list[Score]
-    eachs: list[Each]
+    eachs: list[HitUnit]
     unit: str
     target: str
     total: str
     """What the layer's parts sum to, and why layers do not add up."""
     notes: list[str]
-    examples: list[Example] | None
+    examples: list[TopExample] | None
     """None where they are not known yet."""
-    totals: list[Part]
+    totals: list[SumPart]
     residual: float | None
-    curve: Curve | None
-    time: Time | None
-    pending: Pending | None
+    curve: ScoreCurve | None
+    time: ScoreTimeline | None
+    pending: PendingWork | None
 
 
-def predict(explorer: Explorer, place: Place, question: Question) -> Prediction | Pending:
+def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestion) -> PredictionView | PendingWork:
     """Ask about one example; Pending where even what the network says takes a while (another step)."""
     explorer.need(place)
     memory = explorer.at(question.step if question.step is not None else explorer.memory.step)
-    if isinstance(memory, Pending):
+    if isinstance(memory, PendingWork):
         return memory
     asked = settle(explorer, memory, question)
     assert asked.layer and asked.score and asked.by is not None
@@ -145,7 +145,7 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
         answer, pending = _answer(explorer, spot, place, asked, (own, other) if other is not None else asked.target)
         examples = None if answer is None else _examples(explorer, answer, asked)
     totals, residual = _totals(explorer, answer.groups[asked.by], asked) if answer else ([], None)
-    return Prediction(
+    return PredictionView(
         **explorer.about(place),
         says=explorer.says(logits, SAID, [own, *([] if label is None else [label])]),
         layers=list(explorer.layers),
@@ -167,7 +167,7 @@ def predict(explorer: Explorer, place: Place, question: Question) -> Prediction 
     )
 
 
-def settle(explorer: Explorer, memory: Memory, question: Question) -> Question:
+def settle(explorer: Explorer, memory: Memory, question: PredictionQuestion) -> PredictionQuestion:
     """The question with everything chosen that was left open, as the memory allows."""
     layer = question.layer or explorer.layers[-1]
     explorer.info(layer)
@@ -187,7 +187,7 @@ def settle(explorer: Explorer, memory: Memory, question: Question) -> Question:
     return replace(question, layer=layer, score=score, by=by, each=each, step=memory.step)
 
 
-def eachs_of(explorer: Explorer, layer: str) -> list[Each]:
+def eachs_of(explorer: Explorer, layer: str) -> list[HitUnit]:
     """What tiles can be: where an example sends one row through a layer it is shown whole first."""
     if explorer.index not in explorer.memory.store.visits.column_names:
         return ["visit"]
@@ -214,8 +214,8 @@ def _scores(explorer: Explorer, layer: str) -> list[Score]:
 
 
 def _answer(
-    explorer: Explorer, spot: Any, place: Place, asked: Question, target: Any
-) -> tuple[Answer | None, Pending | None]:
+    explorer: Explorer, spot: Any, place: ExamplePlace, asked: PredictionQuestion, target: Any
+) -> tuple[ScanAnswers | None, PendingWork | None]:
     """All answers of one pass over the slots, or what of them is to be had without a long one."""
     assert asked.layer and asked.score and asked.by is not None
     many = len(explorer.groups(asked.by)) > MANY
@@ -232,13 +232,13 @@ def _answer(
     key = (place, explorer.own[place.row][0] if place.set == "own" else "", asked.layer, asked.score, asked.order)
     key = ("answer", *key, target, asked.step, asked.by, asked.each)
 
-    def work(tell: Tell) -> Answer:
+    def work(tell: Tell) -> ScanAnswers:
         return spot.ask(asked.layer, progress=tell, **options)
 
     seconds = explorer.scanning(asked.layer, asked.score)
     what = f"what each visit adds through layer {asked.layer}"
     found = explorer.desk.need(key, what, seconds, work)
-    return (None, found) if isinstance(found, Pending) else (found, None)
+    return (None, found) if isinstance(found, PendingWork) else (found, None)
 
 
 def _target(explorer: Explorer, own: int, other: int | None) -> str:
@@ -248,7 +248,7 @@ def _target(explorer: Explorer, own: int, other: int | None) -> str:
     return f"the logit of {names[0]}" + ("" if other is None else f" less that of {names[1]}")
 
 
-def _notes(explorer: Explorer, asked: Question) -> list[str]:
+def _notes(explorer: Explorer, asked: PredictionQuestion) -> list[str]:
     notes = []
     if asked.score == "contribution" and asked.layer != explorer.layers[-1]:
         notes.append(FIRST_ORDER)
@@ -257,7 +257,7 @@ def _notes(explorer: Explorer, asked: Question) -> list[str]:
     return notes
 
 
-def _examples(explorer: Explorer, answer: Answer, asked: Question) -> list[Example]:
+def _examples(explorer: Explorer, answer: ScanAnswers, asked: PredictionQuestion) -> list[TopExample]:
     if asked.each == "visit":
         return [example(explorer, hit, asked.layer) for hit in list(answer.hits or ())[: asked.k]]
     groups = answer.groups[explorer.index]
@@ -270,7 +270,7 @@ def _examples(explorer: Explorer, answer: Answer, asked: Question) -> list[Examp
         index, value = groups.names[i], float(values[i])
         columns = {explorer.index: index} | ({"label": labels[index]} if index in labels else {})
         found.append(
-            Example(
+            TopExample(
                 rank + 1, index, explorer.trained_on(index), labels.get(index), None, 0, None, value, columns,
                 counts.get(index, 0),
             )
@@ -278,30 +278,30 @@ def _examples(explorer: Explorer, answer: Answer, asked: Question) -> list[Examp
     return found
 
 
-def example(explorer: Explorer, hit: Hit, layer: str | None) -> Example:
+def example(explorer: Explorer, hit: Hit, layer: str | None) -> TopExample:
     """A hit as the page shows it."""
     index = hit.columns.get(explorer.index)
     several = layer is not None and explorer.positions(layer) > 1
     shown = explorer.trained_on(index, layer, hit.position if several else None)
     own = {name: value for name, value in hit.columns.items() if name not in ("visit", "row", "step")}
-    return Example(
+    return TopExample(
         hit.rank + 1, index, shown, hit.columns.get("label"), hit.step, hit.position, hit.weight, hit.contribution, own
     )
 
 
-def _totals(explorer: Explorer, groups: Groups, asked: Question) -> tuple[list[Part], float | None]:
+def _totals(explorer: Explorer, groups: Groups, asked: PredictionQuestion) -> tuple[list[SumPart], float | None]:
     """The parts of the sum, largest first where there are many groups, and what they leave unexplained."""
     values = groups.values[0].tolist()
     shown = list(range(len(values))) if len(values) <= 2 * ENDS else ends(values, ENDS)
-    found = [Part(name_of(explorer, asked.by, groups.names[i]), "group", values[i]) for i in shown]
+    found = [SumPart(name_of(explorer, asked.by, groups.names[i]), "group", values[i]) for i in shown]
     if len(shown) < len(values):
         rest = sum(values) - sum(values[i] for i in shown)
-        found.insert(ENDS, Part(f"{len(values) - len(shown):,} others", "others", rest))
+        found.insert(ENDS, SumPart(f"{len(values) - len(shown):,} others", "others", rest))
     if groups.total is None or groups.residual is None:
         return found, None
     for name, value in list(parts(groups).items())[1:]:
-        found.append(Part(name, "bias" if "bias" in name else "initial", value))
-    found.append(Part("sum of all", "total", float(groups.total[0])))
+        found.append(SumPart(name, "bias" if "bias" in name else "initial", value))
+    found.append(SumPart("sum of all", "total", float(groups.total[0])))
     return found, float(groups.residual[0])
 
 
@@ -314,21 +314,21 @@ def name_of(explorer: Explorer, column: str | None, value: Any) -> str:
     return f"{column} {value}"
 
 
-def _curve(explorer: Explorer, hits: Hits, own: int) -> Curve:
+def _curve(explorer: Explorer, hits: Hits, own: int) -> ScoreCurve:
     labels = hits.columns["label"].to_pylist() if "label" in hits.columns.column_names else []
     values = hits.scores[0]
     is_own = [label == own for label in labels] or [False] * len(values)
-    return Curve(tuple(values.tolist()), tuple(is_own[: len(values)]))
+    return ScoreCurve(tuple(values.tolist()), tuple(is_own[: len(values)]))
 
 
-def _time(line: Timeline, asked: Question, own: int) -> Time:
+def _time(line: Timeline, asked: PredictionQuestion, own: int) -> ScoreTimeline:
     """The timeline: the group of the class that is explained beside all others, if groups are labels."""
     values, edges = line.values[0], tuple(line.edges.tolist())
     mine = [line.column == "label" and name == own for name in line.names]
     if not any(mine):
-        return Time(edges, (), _floats(values.sum(0)), None)
+        return ScoreTimeline(edges, (), _floats(values.sum(0)), None)
     here = values[torch.tensor(mine)].sum(0)
-    return Time(edges, _floats(here), _floats(values.sum(0) - here), str(own))
+    return ScoreTimeline(edges, _floats(here), _floats(values.sum(0) - here), str(own))
 
 
 def _floats(values: Tensor) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from dualform.errors import QueryError
 
-from ..examples import Shown
+from ..examples import ShownExample
 from ..text.words import disk_files
 from .explorer import Explorer
 
@@ -15,7 +15,7 @@ MOST_VISITS = 200
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerLine:
     """A recorded layer."""
 
     name: str
@@ -27,7 +27,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterLine:
     """How exactly a parameter is explained; no numbers where it is not."""
 
     name: str
@@ -36,7 +36,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunView:
     """All that the page shows."""
 
     path: str
@@ -44,8 +44,8 @@ class Run:
     visits: int
     dtype: str
     worst: float | None
-    parameters: list[Parameter]
-    layers: list[Layer]
+    parameters: list[ParameterLine]
+    layers: list[LayerLine]
     sizes: dict[str, int]
     columns: dict[str, str]
     versions: dict[str, str]
@@ -54,7 +54,7 @@ class Run:
     """Learning rate by step, where it changes."""
 
 
-def run(explorer: Explorer) -> Run:
+def run(explorer: Explorer) -> RunView:
     """What is known of the recording."""
     memory, manifest = explorer.memory, explorer.memory.store.manifest
     certificate = memory.certificate
@@ -63,16 +63,16 @@ def run(explorer: Explorer) -> Run:
         kind = name.split("/")[0]
         sizes[kind] = sizes.get(kind, 0) + count
     visits = memory.store.visits
-    return Run(
+    return RunView(
         path=str(memory.path),
         steps=memory.step,
         visits=manifest.visits,
         dtype=manifest.dtype,
         worst=certificate.worst if len(certificate) else None,
-        parameters=[Parameter(name, error, certificate.floor[name]) for name, error in certificate.items()]
-        + [Parameter(name, None, None) for name in certificate.rest],
+        parameters=[ParameterLine(name, error, certificate.floor[name]) for name, error in certificate.items()]
+        + [ParameterLine(name, None, None) for name in certificate.rest],
         layers=[
-            Layer(
+            LayerLine(
                 ", ".join(module.name for module in layer.modules), layer.d_in, layer.d_out,
                 memory.store.slots(layer.name), layer.keep, memory.store.parameters[layer.weights[0]].rule or "none",
             )
@@ -87,18 +87,18 @@ def run(explorer: Explorer) -> Run:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ExampleVisits:
     """A training example: when the network saw it."""
 
     index: Any
-    shown: Shown | None
+    shown: ShownExample | None
     label: int | None
     visits: list[dict[str, Any]]
     count: int
     columns: list[str]
 
 
-def seen(explorer: Explorer, index: int) -> Seen:
+def seen(explorer: Explorer, index: int) -> ExampleVisits:
     """One training example, with its visits."""
     visits = explorer.memory.store.visits
     if explorer.index not in visits.column_names:
@@ -110,7 +110,9 @@ def seen(explorer: Explorer, index: int) -> Seen:
         raise QueryError(f"there is no training example {index}.")
     columns = [name for name in visits.column_names if name not in ("visit", "row", explorer.index)]
     label = explorer.train.label(index) if explorer.train is not None and shown is not None else None
-    return Seen(index, shown, label, lines.slice(0, MOST_VISITS).select(columns).to_pylist(), len(lines), columns)
+    return ExampleVisits(
+        index, shown, label, lines.slice(0, MOST_VISITS).select(columns).to_pylist(), len(lines), columns
+    )
 
 
 def _some(column: Any) -> str:

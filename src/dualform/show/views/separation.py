@@ -9,14 +9,14 @@ import torch
 
 from dualform.errors import QueryError, SizeError
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
-from dualform.svm.heads.origin import Builder, source_of
+from dualform.svm.heads.origin import DirectionGroup, source_of
 from dualform.svm.heads.report_text import COLUMNS, LEGEND, cells, sentences
 
-from ..examples import Shown
-from .attention import Names, side_of
-from .explorer import Explorer, Place, visible
+from ..examples import ShownExample
+from .attention import TokenNames, side_of
+from .explorer import ExamplePlace, Explorer, visible
 from .heads import attention_layers
-from .work import Pending, Tell
+from .work import PendingWork, Tell
 
 HELD, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
 """Support tokens, kinds of tokens, bars of a histogram and training examples that are shown."""
@@ -32,7 +32,7 @@ NameOf = Callable[[int, int], str]
 
 
 @dataclass(frozen=True)
-class Held:
+class SupportTokenLine:
     """A support token: for which query it is held apart from the selected token, and its share of the margin."""
 
     sequence: int
@@ -55,7 +55,7 @@ class HeadView:
     """Singular values beside the largest, of the head and of what separates."""
     places: list[float]
     items: list[tuple[str, float]]
-    support: list[Held]
+    support: list[SupportTokenLine]
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,13 @@ def _head(found: HeadReport, name: NameOf, item: Callable[[int], str] | None) ->
     )  # fmt: skip
 
 
-def _held(found: HeadReport, name: NameOf) -> list[Held]:
+def _held(found: HeadReport, name: NameOf) -> list[SupportTokenLine]:
     sight = found.sight
     places = zip(sight.sequence.tolist(), sight.place.tolist(), strict=True)
     selected = dict(zip(places, found.selected.tolist(), strict=True))
     return [
-        Held(s, name(s, q), name(s, selected[s, q]), name(s, t), share) for s, q, t, _, share in found.support(HELD)
+        SupportTokenLine(s, name(s, q), name(s, selected[s, q]), name(s, t), share)
+        for s, q, t, _, share in found.support(HELD)
     ]
 
 
@@ -105,7 +106,7 @@ def _held(found: HeadReport, name: NameOf) -> list[Held]:
 
 
 @dataclass(frozen=True)
-class Asking:
+class SeparationQuestion:
     """Which layer and head, with how many examples, and at which queries: those with a weight above some per cent."""
 
     layer: str | None = None
@@ -115,7 +116,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class Curve:
+class HeadCurve:
     """One number of a head through training."""
 
     name: str
@@ -123,51 +124,51 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Through:
+class HeadTrajectory:
     """A head through training."""
 
     head: int
     steps: list[int]
-    curves: list[Curve]
+    curves: list[HeadCurve]
 
 
 @dataclass(frozen=True)
-class Built:
+class DirectionExample:
     """A training example, and what it put into the direction that separates."""
 
     index: Any
-    shown: Shown | None
+    shown: ShownExample | None
     mean: float
     queries: float
     keys: float
 
 
 @dataclass(frozen=True)
-class BuiltBy:
+class DirectionExamples:
     """The examples that put most into it, of how much there is in all and what the beginning has of it."""
 
     total: float
     initial: float
-    most: list[Built]
-    least: list[Built]
+    most: list[DirectionExample]
+    least: list[DirectionExample]
 
 
 @dataclass(frozen=True)
-class Separation:
+class SeparationView:
     """All that the page shows."""
 
     layers: list[str]
     heads: int
     available: int
     set: str
-    asking: Asking
-    found: HeadsView | Pending
-    through: Through | Pending | None
-    built: BuiltBy | Pending | str | None
+    asking: SeparationQuestion
+    found: HeadsView | PendingWork
+    through: HeadTrajectory | PendingWork | None
+    built: DirectionExamples | PendingWork | str | None
     """None without a report; a sentence where it cannot be told."""
 
 
-def separation(explorer: Explorer, asking: Asking) -> Separation:
+def separation(explorer: Explorer, asking: SeparationQuestion) -> SeparationView:
     """What the heads of a layer separate when the network sees some examples."""
     known, name = attention_layers(explorer.model), "test" if explorer.test is not None else "train"
     if not known or not explorer.count(name):
@@ -183,25 +184,25 @@ def separation(explorer: Explorer, asking: Asking) -> Separation:
         raise QueryError(
             f"there is no head {asking.head} above {asking.above} %: there are {heads} heads, and 0 to 99 %."
         )
-    asking = Asking(layer, asking.head, rows, asking.above)
+    asking = SeparationQuestion(layer, asking.head, rows, asking.above)
     key = ("heads", layer, rows, asking.above)
     found = explorer.desk.need(
         (*key, "report"), f"what the {heads} heads of {layer} separate", A_HEAD * heads, _report(explorer, name, asking)
     )
     view, through, built = found, None, None
-    if not isinstance(found, Pending):
+    if not isinstance(found, PendingWork):
         view = _view(explorer, name, found, asking)
         path = explorer.desk.need(
             (*key, "through"), f"the same at {MOMENTS} moments of training", A_HEAD * heads * MOMENTS,
             _trajectory(explorer, name, asking),
         )  # fmt: skip
-        through = path if isinstance(path, Pending) else through_of(path, layer, asking.head)
+        through = path if isinstance(path, PendingWork) else through_of(path, layer, asking.head)
         built = _built(explorer, found[asking.head], asking)
-    assert isinstance(view, HeadsView | Pending)
-    return Separation(list(known), heads, explorer.count(name), name, asking, view, through, built)
+    assert isinstance(view, HeadsView | PendingWork)
+    return SeparationView(list(known), heads, explorer.count(name), name, asking, view, through, built)
 
 
-def _inputs(explorer: Explorer, name: str, asking: Asking) -> tuple[Any, Any]:
+def _inputs(explorer: Explorer, name: str, asking: SeparationQuestion) -> tuple[Any, Any]:
     """Examples as the model takes them, and what their tokens stand for, if they are tokens."""
     inputs, examples = explorer.inputs(name, range(asking.rows)), explorer.examples(name)
     first = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
@@ -209,7 +210,7 @@ def _inputs(explorer: Explorer, name: str, asking: Asking) -> tuple[Any, Any]:
     return inputs, first if text else None
 
 
-def _report(explorer: Explorer, name: str, asking: Asking) -> Callable[[Tell], Report]:
+def _report(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Tell], Report]:
     def work(tell: Tell) -> Report:
         mine, (inputs, items), layer = explorer.fork(), _inputs(explorer, name, asking), asking.layer or ""
         weights = mine.memory.weights_for(mine.model)
@@ -230,7 +231,7 @@ def reports_with(items: Any, model: Any, inputs: Any, **options: Any) -> dict[st
         return reports(model, inputs, **options)
 
 
-def _trajectory(explorer: Explorer, name: str, asking: Asking) -> Callable[[Tell], Trajectory]:
+def _trajectory(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Tell], Trajectory]:
     """At all queries: in the beginning none is sharp."""
 
     def work(tell: Tell) -> Trajectory:
@@ -243,23 +244,23 @@ def _trajectory(explorer: Explorer, name: str, asking: Asking) -> Callable[[Tell
     return work
 
 
-def through_of(path: Trajectory, layer: str, head: int) -> Through:
+def through_of(path: Trajectory, layer: str, head: int) -> HeadTrajectory:
     """One head of a trajectory."""
-    return Through(head, list(path.steps), [Curve(what, path.curve(layer, head, what)) for what in CURVES])
+    return HeadTrajectory(head, list(path.steps), [HeadCurve(what, path.curve(layer, head, what)) for what in CURVES])
 
 
 CURVES = ("norm", "above 0.9", "entropy", "efficiency", "cosine", "null cosine", "effective rank", "changed")
 
 
-def _view(explorer: Explorer, name: str, found: Report, asking: Asking) -> HeadsView:
+def _view(explorer: Explorer, name: str, found: Report, asking: SeparationQuestion) -> HeadsView:
     """With tokens called what they are in the examples."""
     keys = found[asking.head].sight.x.shape[1]
 
     @cache
-    def names(row: int) -> Names:
-        shown = explorer.shown(Place(name, row))
+    def names(row: int) -> TokenNames:
+        shown = explorer.shown(ExamplePlace(name, row))
         count = shown.lines.steps if shown.lines is not None else keys  # a series is shown without its padding
-        return Names(shown, count, side_of(keys) if shown.kind == "image" else 0)
+        return TokenNames(shown, count, side_of(keys) if shown.kind == "image" else 0)
 
     examples = explorer.examples(name)
     words = None if examples is None else examples.vocabulary
@@ -269,7 +270,7 @@ def _view(explorer: Explorer, name: str, found: Report, asking: Asking) -> Heads
     )  # fmt: skip
 
 
-def _built(explorer: Explorer, found: HeadReport, asking: Asking) -> BuiltBy | Pending | str:
+def _built(explorer: Explorer, found: HeadReport, asking: SeparationQuestion) -> DirectionExamples | PendingWork | str:
     """The training examples that put most into the direction, and those that worked against it."""
     layer, tokens = asking.layer or "", found.sight.tokens
     if tokens is None or found.found is None:
@@ -285,11 +286,11 @@ def _built(explorer: Explorer, found: HeadReport, asking: Asking) -> BuiltBy | P
         sum(explorer.scanning(name, "contribution", rows) for name in sources),
         lambda tell: origin(explorer.memory, layer, found).by(explorer.index, progress=tell),
     )  # fmt: skip
-    if isinstance(built, Pending):
+    if isinstance(built, PendingWork):
         return built
     order = sorted(built, key=lambda each: -each.mean)
 
-    def shown(some: Sequence[Builder]) -> list[Built]:
-        return [Built(e.name, explorer.trained_on(e.name), e.mean, e.queries, e.keys) for e in some]
+    def shown(some: Sequence[DirectionGroup]) -> list[DirectionExample]:
+        return [DirectionExample(e.name, explorer.trained_on(e.name), e.mean, e.queries, e.keys) for e in some]
 
-    return BuiltBy(built.total, built.initial, shown(order[:BUILDERS]), shown(order[::-1][:BUILDERS]))
+    return DirectionExamples(built.total, built.initial, shown(order[:BUILDERS]), shown(order[::-1][:BUILDERS]))

@@ -16,7 +16,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class SupportToken:
+class SupportTokenView:
     """A token of one head, or a window of tokens that it pools."""
 
     head: int
@@ -30,11 +30,11 @@ class SupportToken:
 
 
 @dataclass(frozen=True)
-class Carried:
+class SupportTokens:
     """The support tokens of a head, or of all: the largest, and the others together."""
 
     by: By
-    largest: list[SupportToken]
+    largest: list[SupportTokenView]
     others: int
     others_mass: float | None
     """None where several heads are shown, whose masses do not add up."""
@@ -43,7 +43,7 @@ class Carried:
 
 def carried(
     layer: Heads, support: Support, head: int | None, by: By, count: int, name: Callable[[Sequence[int]], str]
-) -> Carried:
+) -> SupportTokens:
     """The tokens that carry one head, or all heads, the largest first: of ``count`` that are not padded.
 
     ``name`` says what some tokens are called.
@@ -55,10 +55,10 @@ def carried(
     for i in order[:SHOWN].tolist():
         line = lines[i]
         tokens = tuple(token for token in members(layer, line.first, line.last) if token < count)
-        largest.append(SupportToken(line.head, tokens, name(tokens), line.mass, line.log_dual, float(shares[i])))
+        largest.append(SupportTokenView(line.head, tokens, name(tokens), line.mass, line.log_dual, float(shares[i])))
     rest = order[SHOWN:]
     mass = float(support.mass[rest].sum()) if head is not None or layer.heads == 1 else None
-    return Carried(by, largest, len(rest), mass, float(shares[rest].sum()))
+    return SupportTokens(by, largest, len(rest), mass, float(shares[rest].sum()))
 
 
 def shares_of(layer: Heads, support: Support) -> Float[Tensor, " r"]:

@@ -12,32 +12,32 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 
-from ..examples import Shown
+from ..examples import ShownExample
 from .explorer import BATCH, Explorer
-from .work import Pending, Tell
+from .work import PendingWork, Tell
 
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
-Which = Literal["all", "right", "wrong"]
+Correctness = Literal["all", "right", "wrong"]
 SHOWN, MOST = 24, 5000
 """Examples of each kind, and test examples that are asked about at most."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrainingSetQuestion:
     """Over which test examples, and through which layer."""
 
     layer: str | None = None
-    which: Which = "all"
+    which: Correctness = "all"
     rows: int = 200
 
 
 @dataclass(frozen=True)
-class Weighed:
+class ExampleTotal:
     """What a training example adds to the right answers of all test examples together."""
 
     index: Any
-    shown: Shown | None
+    shown: ShownExample | None
     label: Any
     adds: float
     """In sum."""
@@ -49,7 +49,7 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ExampleSums:
     """The numbers of all training examples."""
 
     names: tuple[Any, ...]
@@ -63,48 +63,50 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Misprediction:
     """A test example that the network gets wrong."""
 
     row: int
-    shown: Shown
+    shown: ShownExample
     label: str
     says: str
 
 
 @dataclass(frozen=True)
-class TrainingSet:
+class TrainingSetView:
     """All that the page shows."""
 
-    choice: Choice
+    choice: TrainingSetQuestion
     layers: list[str]
     asked: int
     available: int
     right: float | None
     target: str
-    most: list[Weighed]
-    least: list[Weighed]
-    never: list[Weighed]
-    suspects: list[Weighed] | None
+    most: list[ExampleTotal]
+    least: list[ExampleTotal]
+    never: list[ExampleTotal]
+    suspects: list[ExampleTotal] | None
     """None where it is not known which label is right."""
-    mistakes: list[Mistake]
+    mistakes: list[Misprediction]
     count: int
-    pending: Pending | None
+    pending: PendingWork | None
 
 
-def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
+def training_set(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetView:
     """Weigh the training examples over some test examples."""
     choice, test = settle(explorer, choice), explorer.test
     assert test is not None
     found = sums_of(explorer, choice)
     labelled = test.labels is not None and not test.is_stream
     target = "the logit of the true class" if labelled else "the logit of the predicted class"
-    if isinstance(found, Pending):
-        return TrainingSet(choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, [], 0, found)
+    if isinstance(found, PendingWork):
+        return TrainingSetView(
+            choice, list(explorer.layers), 0, len(test), None, target, [], [], [], None, [], 0, found
+        )
     order = found.adds.argsort(descending=True).tolist()
     quiet = found.size.argsort().tolist()
     suspects = None if found.against is None else found.against.argsort(descending=True).tolist()
-    return TrainingSet(
+    return TrainingSetView(
         choice=choice,
         layers=list(explorer.layers),
         asked=found.asked,
@@ -121,20 +123,20 @@ def training_set(explorer: Explorer, choice: Choice) -> TrainingSet:
     )
 
 
-def settle(explorer: Explorer, choice: Choice) -> Choice:
+def settle(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetQuestion:
     """The choice with a layer, and no more test examples than there are."""
     if explorer.test is None:
         raise QueryError("there is no test set to weigh training examples by: give one with --test.")
     if choice.rows < 1:
         raise QueryError(f"{choice.rows} test examples are none to weigh by: choose 1 or more.")
     layer = choice.layer or explorer.layers[-1]
-    return Choice(layer, choice.which, min(choice.rows, MOST, len(explorer.test)))
+    return TrainingSetQuestion(layer, choice.which, min(choice.rows, MOST, len(explorer.test)))
 
 
-def suspects_csv(explorer: Explorer, choice: Choice) -> str | Pending:
+def suspects_csv(explorer: Explorer, choice: TrainingSetQuestion) -> str | PendingWork:
     """All training examples as a table, the most suspicious first."""
     found = sums_of(explorer, settle(explorer, choice))
-    if isinstance(found, Pending):
+    if isinstance(found, PendingWork):
         return found
     if found.against is None:
         raise QueryError("the test set has no labels, so it is not known which answers are right.")
@@ -146,7 +148,7 @@ def suspects_csv(explorer: Explorer, choice: Choice) -> str | Pending:
     return text.getvalue()
 
 
-def sums_of(explorer: Explorer, choice: Choice) -> Sums | Pending:
+def sums_of(explorer: Explorer, choice: TrainingSetQuestion) -> ExampleSums | PendingWork:
     """The sums of all training examples, kept when they are found."""
     layer, column = choice.layer or explorer.layers[-1], explorer.index
     if column not in explorer.memory.store.visits.column_names:
@@ -155,15 +157,15 @@ def sums_of(explorer: Explorer, choice: Choice) -> Sums | Pending:
     if info.keep != "slots":
         raise QueryError(f"layer '{layer}' kept no slots, so single training examples cannot be weighed by it.")
 
-    def work(tell: Tell) -> Sums:
-        return _sums(explorer.fork(), Choice(layer, choice.which, choice.rows), tell)
+    def work(tell: Tell) -> ExampleSums:
+        return _sums(explorer.fork(), TrainingSetQuestion(layer, choice.which, choice.rows), tell)
 
     seconds = explorer.scanning(layer, "contribution", choice.rows)
     what = f"what all training examples add to {choice.rows} test examples"
     return explorer.desk.need(("training", layer, choice.which, choice.rows), what, seconds, work)
 
 
-def _sums(explorer: Explorer, choice: Choice, tell: Tell) -> Sums:
+def _sums(explorer: Explorer, choice: TrainingSetQuestion, tell: Tell) -> ExampleSums:
     test = explorer.test
     assert test is not None and choice.layer is not None
     rows = list(range(0, len(test), test.stride))[: choice.rows]
@@ -189,11 +191,11 @@ def _sums(explorer: Explorer, choice: Choice, tell: Tell) -> Sums:
     if not names:
         raise QueryError(f"none of the first {choice.rows} test examples is {choice.which}.")
     known = bool(own) and labels is not None
-    return Sums(names, adds, size, against if known else None, len(rows), right, wrong)
+    return ExampleSums(names, adds, size, against if known else None, len(rows), right, wrong)
 
 
 def _chosen(
-    explorer: Explorer, rows: Sequence[int], labels: list[int | None] | None, which: Which
+    explorer: Explorer, rows: Sequence[int], labels: list[int | None] | None, which: Correctness
 ) -> tuple[list[int], float | None, list[tuple[int, int]]]:
     """The test examples that the network gets right, or wrong; the share that it gets right; and its mistakes."""
     if labels is None:
@@ -207,13 +209,13 @@ def _chosen(
     return [row for row, fine in zip(rows, right, strict=True) if fine == (which == "right")], share, wrong
 
 
-def _mistake(explorer: Explorer, row: int, said: int) -> Mistake:
+def _mistake(explorer: Explorer, row: int, said: int) -> Misprediction:
     assert explorer.test is not None
     label = explorer.class_name(explorer.test.label(row) or 0)
-    return Mistake(row, explorer.test.shown(row, name="test example"), label, explorer.class_name(said))
+    return Misprediction(row, explorer.test.shown(row, name="test example"), label, explorer.class_name(said))
 
 
-def _weighed(explorer: Explorer, sums: Sums, which: Sequence[int], pictures: bool = True) -> list[Weighed]:
+def _weighed(explorer: Explorer, sums: ExampleSums, which: Sequence[int], pictures: bool = True) -> list[ExampleTotal]:
     counts, own = explorer.counts(explorer.index), explorer.own_labels
     found = []
     for i in which:
@@ -221,7 +223,7 @@ def _weighed(explorer: Explorer, sums: Sums, which: Sequence[int], pictures: boo
         shown = explorer.trained_on(index) if pictures else None
         against = float("nan") if sums.against is None else float(sums.against[i])
         found.append(
-            Weighed(
+            ExampleTotal(
                 index, shown, own.get(index), float(sums.adds[i]), float(sums.size[i]), against, counts.get(index, 0)
             )
         )

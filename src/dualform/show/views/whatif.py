@@ -12,12 +12,12 @@ from dualform.explain import Memory
 from dualform.explain.filters import matching
 from dualform.explain.groups import stretch_edges
 
-from ..examples import Shown
+from ..examples import ShownExample
 from ..text.outputs import need_logits
 from ..text.words import MASKED
-from .explorer import MANY, AtPlace, Class, Explorer, Place
+from .explorer import MANY, ClassScore, ExampleHeader, ExamplePlace, Explorer
 from .prediction import name_of
-from .work import Pending, Tell
+from .work import PendingWork, Tell
 
 STRETCHES, SAID = 20, 10
 """Parts of training that can be masked each, and classes that are shown."""
@@ -31,7 +31,7 @@ REMOVED = "direct contribution removed, not retrained"
 
 
 @dataclass(frozen=True)
-class Masks:
+class WhatIfMasks:
     """What is masked: groups of a column, a time, single training examples, and what a filter says."""
 
     by: str | None = None
@@ -41,7 +41,7 @@ class Masks:
     examples: tuple[int, ...] = ()
     filter: str = ""
 
-    def bounded(self, steps: int) -> "Masks":
+    def bounded(self, steps: int) -> "WhatIfMasks":
         """With both ends of the time, where one was given."""
         if (self.after is None) == (self.upto is None):
             return self
@@ -59,7 +59,7 @@ class Masks:
 
 
 @dataclass(frozen=True)
-class Box:
+class GroupBox:
     """A group that can be masked."""
 
     value: str
@@ -69,36 +69,36 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedExample:
     """A training example that is masked, or could be."""
 
     index: int
-    shown: Shown | None
+    shown: ShownExample | None
     label: Any
     ticked: bool
 
 
 @dataclass(frozen=True)
-class WhatIf(AtPlace):
+class WhatIfView(ExampleHeader):
     """All that the page shows. ``without`` are the same classes as ``says``; None while nothing is masked."""
 
-    says: list[Class]
-    without: list[Class] | None
+    says: list[ClassScore]
+    without: list[ClassScore] | None
     changed: bool
     hidden: int
     visits: int
-    masks: Masks
-    boxes: list[Box]
+    masks: WhatIfMasks
+    boxes: list[GroupBox]
     columns: list[str]
     edges: list[int]
-    examples: list[Masked]
+    examples: list[MaskedExample]
     note: str
     problem: str
     """Why something that was asked for is not masked."""
-    pending: Pending | None
+    pending: PendingWork | None
 
 
-def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
+def what_if(explorer: Explorer, place: ExamplePlace, masks: WhatIfMasks) -> WhatIfView:
     """What the network says of an example with and without some of its training."""
     explorer.need(place)
     memory, by = explorer.memory, masks.by or explorer.columns[0]
@@ -116,7 +116,7 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     without, pending = None, None
     if hidden.any():
         found = masked_memory(explorer, masks, by, hidden)
-        if isinstance(found, Pending):
+        if isinstance(found, PendingWork):
             pending = found
         else:
             with explorer.lock:
@@ -125,7 +125,7 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     likely = [] if without is None else without.topk(min(3, len(without))).indices.tolist()
     says = explorer.says(logits, SAID, [*likely, *([] if label is None else [label])])
     beside = None if without is None else {each.number: each for each in explorer.says(without)}
-    return WhatIf(
+    return WhatIfView(
         **explorer.about(place),
         says=says,
         without=None if beside is None else [beside[each.number] for each in says],
@@ -143,14 +143,14 @@ def what_if(explorer: Explorer, place: Place, masks: Masks) -> WhatIf:
     )
 
 
-def _never_trained_on(explorer: Explorer, masks: Masks) -> str:
+def _never_trained_on(explorer: Explorer, masks: WhatIfMasks) -> str:
     """Say which examples no mask can remove."""
     counts = explorer.counts(explorer.index) if masks.examples else {}
     unknown = [index for index in masks.examples if not counts.get(index)]
     return f"Example {unknown[0]} was never trained on, so nothing of it is removed." if unknown else ""
 
 
-def hidden_by(explorer: Explorer, masks: Masks, by: str) -> Bool[np.ndarray, " V"]:
+def hidden_by(explorer: Explorer, masks: WhatIfMasks, by: str) -> Bool[np.ndarray, " V"]:
     """For each visit whether it is masked."""
     visits = explorer.memory.store.visits
     hidden = np.zeros(len(visits), bool)
@@ -179,8 +179,8 @@ def hidden_by(explorer: Explorer, masks: Masks, by: str) -> Bool[np.ndarray, " V
 
 
 def masked_memory(
-    explorer: Explorer, masks: Masks, by: str, hidden: Bool[np.ndarray, " V"]
-) -> Memory | Pending:  # fmt: skip
+    explorer: Explorer, masks: WhatIfMasks, by: str, hidden: Bool[np.ndarray, " V"]
+) -> Memory | PendingWork:  # fmt: skip
     """The memory through the masks: by the ledger where they are whole groups or stretches, else by its slots."""
     memory, desk = explorer.memory, explorer.desk
     single = bool(masks.examples or masks.filter)
@@ -191,7 +191,7 @@ def masked_memory(
     else:
         summing = _working(lambda tell: memory.held_weights(progress=tell))
         book = desk.need(("exact", memory.step), "the weights as a sum", explorer.rebuilding, summing)
-    if isinstance(book, Pending):
+    if isinstance(book, PendingWork):
         return book
     without = memory.without(hidden)
     share = 0.0 if not single and not (masks.groups and masks.timed) else float(hidden.mean())
@@ -236,15 +236,15 @@ def _working(work: Callable[[Tell], Any]) -> Callable[[Tell], bool]:
     return done
 
 
-def _boxes(explorer: Explorer, by: str, masks: Masks) -> list[Box]:
+def _boxes(explorer: Explorer, by: str, masks: WhatIfMasks) -> list[GroupBox]:
     counts = explorer.counts(by)
     return [
-        Box(str(value), name_of(explorer, by, value), counts.get(value, 0), str(value) in masks.groups)
+        GroupBox(str(value), name_of(explorer, by, value), counts.get(value, 0), str(value) in masks.groups)
         for value in explorer.groups(by)
     ]
 
 
-def _singles(explorer: Explorer, place: Place, masks: Masks) -> list[Masked]:
+def _singles(explorer: Explorer, place: ExamplePlace, masks: WhatIfMasks) -> list[MaskedExample]:
     """The examples that are masked, and those that were among the top ones of this place when it was looked at."""
     train, found = explorer.train, list(masks.examples)
     for answer in explorer.desk.latest("answer", place):
@@ -253,5 +253,6 @@ def _singles(explorer: Explorer, place: Place, masks: Masks) -> list[Masked]:
             if isinstance(index, int) and index not in found and len(found) < len(masks.examples) + OFFERED:
                 found.append(index)
     return [
-        Masked(i, explorer.trained_on(i), None if train is None else train.label(i), i in masks.examples) for i in found
+        MaskedExample(i, explorer.trained_on(i), None if train is None else train.label(i), i in masks.examples)
+        for i in found
     ]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dualform.errors import DualformError, QueryError
 from dualform.progress import Progress
 
-Value = TypeVar("Value")
+WorkResult = TypeVar("WorkResult")
 Tell = Progress
 
 PATIENCE = 2.5
@@ -25,7 +25,7 @@ KEPT = 256
 
 
 @dataclass
-class Pending:
+class PendingWork:
     """Something that is not known yet: how long it takes, and how far it is."""
 
     name: str
@@ -49,19 +49,19 @@ class Pending:
         self.share = min(1.0, done / max(1, total))
 
 
-class Desk:
+class WorkDesk:
     """Keeps what was found, and does what takes long in a thread of its own. With no limit it does all at once."""
 
     def __init__(self, patience: float = PATIENCE, tell: Progress = False) -> None:
         self.patience, self.tell = patience, tell
         self.found: OrderedDict[Hashable, Any] = OrderedDict()
-        self.pending: dict[str, tuple[Pending, Hashable, Callable[[Tell], Any]]] = {}
+        self.pending: dict[str, tuple[PendingWork, Hashable, Callable[[Tell], Any]]] = {}
         self._lock = threading.RLock()
         self._worker = ThreadPoolExecutor(1, "dualform")
 
     def need(
-        self, key: Hashable, what: str, seconds: float, work: Callable[[Tell], Value]
-    ) -> "Value | Pending":  # fmt: skip
+        self, key: Hashable, what: str, seconds: float, work: Callable[[Tell], WorkResult]
+    ) -> "WorkResult | PendingWork":  # fmt: skip
         """What was found under a key; else it is found now if that is quick, or can be started and waited for."""
         with self._lock:
             if key in self.found:
@@ -72,7 +72,7 @@ class Desk:
                 return self.pending[name][0]
             if seconds > self.patience:
                 self._make_room()
-                self.pending[name] = Pending(name, what, seconds), key, work
+                self.pending[name] = PendingWork(name, what, seconds), key, work
                 return self.pending[name][0]
         return self.keep(key, work(self.tell))
 
@@ -90,7 +90,7 @@ class Desk:
             keys = [key for key in self.found if isinstance(key, tuple) and key[: len(beginning)] == beginning]
             return [self.found[keys[-1]]] if keys else []
 
-    def keep(self, key: Hashable, value: Value) -> Value:
+    def keep(self, key: Hashable, value: WorkResult) -> WorkResult:
         """Remember what was found."""
         with self._lock:
             self.found[key] = value
@@ -98,7 +98,7 @@ class Desk:
                 self.found.popitem(last=False)
         return value
 
-    def start(self, name: str) -> Pending | None:
+    def start(self, name: str) -> PendingWork | None:
         """Begin something that waits; None if nothing has that name (it may be done)."""
         with self._lock:
             if name not in self.pending:
@@ -109,7 +109,7 @@ class Desk:
                 self._worker.submit(self._run, name)
             return pending
 
-    def state(self, name: str) -> Pending | None:
+    def state(self, name: str) -> PendingWork | None:
         """How far something is; None if nothing of that name waits or runs."""
         with self._lock:
             return self.pending[name][0] if name in self.pending else None

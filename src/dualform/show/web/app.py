@@ -16,17 +16,17 @@ from dualform.types import Order, Score
 
 from ..examples import read_picture
 from ..inputs import as_inputs
-from ..views.attention import Looking, attention
-from ..views.explorer import BATCH, SETS, Explorer, Place
+from ..views.attention import AttentionQuestion, attention
+from ..views.explorer import BATCH, SETS, ExamplePlace, Explorer
 from ..views.heads import attention_layers
-from ..views.prediction import ORDERS, Each, Question, predict
+from ..views.prediction import ORDERS, HitUnit, PredictionQuestion, predict
 from ..views.render import as_plain, render, style
 from ..views.run import run, seen
-from ..views.separation import ROWS, Asking, separation
-from ..views.training import Choice, Which, suspects_csv, training_set
-from ..views.whatif import Masks, ledger_of, ledger_of_time, what_if
-from ..views.work import Pending
-from .fields import Fields, whole
+from ..views.separation import ROWS, SeparationQuestion, separation
+from ..views.training import Correctness, TrainingSetQuestion, suspects_csv, training_set
+from ..views.whatif import WhatIfMasks, ledger_of, ledger_of_time, what_if
+from ..views.work import PendingWork
+from .fields import AddressFields, whole
 from .guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -58,21 +58,21 @@ class Pages:
 
     def prediction(self, request: "Request") -> "Response":
         """What a prediction is made of."""
-        place, fields = self._place(request), Fields(request)
-        question = Question(
+        place, fields = self._place(request), AddressFields(request)
+        question = PredictionQuestion(
             layer=fields.text("layer"), score=fields.one_of("score", get_args(Score)),
             order=fields.one_of("order", get_args(Order)) or "largest",
             target=None if fields.text("target") == "rather" else fields.number("target"),
             rather=fields.text("target") == "rather", k=fields.number("k", 12), step=fields.number("step"),
-            by=fields.text("by"), each=fields.one_of("each", get_args(Each)),
+            by=fields.text("by"), each=fields.one_of("each", get_args(HitUnit)),
         )  # fmt: skip
         view = predict(self.explorer, place, question)
         return self._page(request, "prediction.html", "Prediction", view, orders=ORDERS)
 
     def what_if(self, request: "Request") -> "Response":
         """What it would be without some training."""
-        place, fields = self._place(request), Fields(request)
-        masks = Masks(
+        place, fields = self._place(request), AddressFields(request)
+        masks = WhatIfMasks(
             by=fields.text("by"), groups=tuple(dict.fromkeys(fields.all("group"))), after=fields.number("after"),
             upto=fields.number("upto"), examples=tuple(dict.fromkeys(fields.numbers("example"))),
             filter=(fields.text("filter") or "").strip(),
@@ -89,15 +89,15 @@ class Pages:
     def suspects(self, request: "Request") -> "Response":
         """All training examples as a table."""
         found = suspects_csv(self.explorer, self._choice(request))
-        if isinstance(found, Pending):
+        if isinstance(found, PendingWork):
             return self._page(request, "waiting.html", "Training set", found)
         headers = {"content-disposition": 'attachment; filename="suspects.csv"'}
         return self.responses.Response(found, media_type="text/csv; charset=utf-8", headers=headers)
 
     def attention(self, request: "Request") -> "Response":
         """Where attention looks."""
-        place, fields = self._place(request), Fields(request)
-        looking = Looking(
+        place, fields = self._place(request), AddressFields(request)
+        looking = AttentionQuestion(
             layer=fields.text("layer"), head=fields.number("head"),
             token="all" if fields.text("token") == "all" else fields.number("token"), recalled=fields.text("recalled"),
             by=fields.one_of("by", get_args(By)) or "adds", call=fields.number("call"),
@@ -106,8 +106,8 @@ class Pages:
 
     def heads(self, request: "Request") -> "Response":
         """What attention heads separate."""
-        fields = Fields(request)
-        asking = Asking(
+        fields = AddressFields(request)
+        asking = SeparationQuestion(
             fields.text("layer"), fields.number("head", 0), fields.number("rows", ROWS), fields.number("above", 0)
         )
         return self._page(request, "separation.html", "Heads", separation(self.explorer, asking))
@@ -136,7 +136,7 @@ class Pages:
     async def picture(self, request: "Request") -> "Response":
         """Take a picture that somebody brought: its bytes are the body of the request."""
         body = await request.body()
-        return await self._in_turn(lambda: self._take_picture(body, Fields(request)))
+        return await self._in_turn(lambda: self._take_picture(body, AddressFields(request)))
 
     async def text(self, request: "Request") -> "Response":
         """Take a text, or numbers, that somebody typed."""
@@ -148,7 +148,7 @@ class Pages:
         async with self._turn:
             return await require("starlette.concurrency", "web").run_in_threadpool(work)
 
-    def _take_picture(self, body: bytes, fields: "Fields") -> "Response":
+    def _take_picture(self, body: bytes, fields: "AddressFields") -> "Response":
         like = self.explorer.test or self.explorer.train
         if like is None or like.kind != "image":
             raise QueryError("this network takes no pictures.")
@@ -208,7 +208,7 @@ class Pages:
         path, query = request.url.path, request.url.query
         if path.endswith(".json"):
             return self.responses.JSONResponse(as_plain(view))
-        if isinstance(view, Pending):
+        if isinstance(view, PendingWork):
             template = "waiting.html"
         place = getattr(view, "place", None)
         back = f"{place.set}/{place.row}" if place is not None else self._back(request)
@@ -277,24 +277,24 @@ class Pages:
         first = next((name for name in SETS if self.explorer.count(name)), None)
         return f"{first}/0" if first else ""
 
-    def _place(self, request: "Request") -> Place:
+    def _place(self, request: "Request") -> ExamplePlace:
         row = request.path_params["row"].removesuffix(".json")
         name = request.path_params["set"]
         if name not in SETS or not whole(row) or row.startswith("-"):
             raise QueryError(f"there is no example {name[:20]}/{row[:20]}.")
-        place = Place(name, int(row))
+        place = ExamplePlace(name, int(row))
         self.explorer.need(place)
         return place
 
-    def _choice(self, request: "Request") -> Choice:
-        fields = Fields(request)
-        which = fields.one_of("which", get_args(Which)) or "all"
-        return Choice(fields.text("layer"), which, fields.number("rows", 200))
+    def _choice(self, request: "Request") -> TrainingSetQuestion:
+        fields = AddressFields(request)
+        which = fields.one_of("which", get_args(Correctness)) or "all"
+        return TrainingSetQuestion(fields.text("layer"), which, fields.number("rows", 200))
 
-    def _brought(self, place: Place) -> "Response":
+    def _brought(self, place: ExamplePlace) -> "Response":
         return self.responses.JSONResponse({"address": f"/prediction/{place.set}/{place.row}"})
 
-    def _state(self, found: Pending | None) -> "Response":
+    def _state(self, found: PendingWork | None) -> "Response":
         if found is None:
             return self.responses.JSONResponse({"state": "done", "share": 1.0}, 200)
         return self.responses.JSONResponse({**as_plain(found), "left": found.left, "begun": None})
@@ -341,13 +341,13 @@ def warm_up(explorer: Explorer) -> None:
     first = next((name for name in ("test", "train") if explorer.count(name)), None)
     for layer in reversed(explorer.layers):
         if first is not None and not explorer.is_swept(layer):
-            predict(explorer, Place(first, 0), Question(layer))
+            predict(explorer, ExamplePlace(first, 0), PredictionQuestion(layer))
     for book in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
-        if isinstance(book, Pending):
+        if isinstance(book, PendingWork):
             explorer.desk.start(book.name)
 
 
-def next_mistake(explorer: Explorer, place: Place) -> Place | None:
+def next_mistake(explorer: Explorer, place: ExamplePlace) -> ExamplePlace | None:
     """The next example after a place that the network gets wrong."""
     examples = explorer.examples(place.set)
     if examples is None or examples.labels is None:
@@ -357,7 +357,7 @@ def next_mistake(explorer: Explorer, place: Place) -> Place | None:
         some = rows[begin : begin + BATCH]
         for row, answer in zip(some, explorer.logits(place.set, some).argmax(1).tolist(), strict=True):
             if examples.label(row) not in (None, answer):
-                return Place(place.set, row)
+                return ExamplePlace(place.set, row)
     return None
 
 

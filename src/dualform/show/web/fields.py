@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-class Fields:
+class AddressFields:
     """The fields of an address, read strictly."""
 
     def __init__(self, request: "Request") -> None:

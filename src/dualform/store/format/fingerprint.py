@@ -18,7 +18,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
 
 
-class Glimpse:
+class EntrySample:
     """Which entries of a flat tensor are looked at: runs of neighbours, ``width`` each (they share a cache line)."""
 
     def __init__(self, begins: Sequence[int], width: int, dtype: torch.dtype) -> None:

@@ -19,25 +19,25 @@ def piece_of(layer: LayerInfo, parameter: str) -> Piece:
     return next(piece for piece in layer.pieces if piece.parameter == parameter)
 
 
-def matrix_of(layer: LayerInfo, tensors: Mapping[str, Tensor]) -> Float[Tensor, "d_out w"]:
+def assemble_matrix(layer: LayerInfo, tensors: Mapping[str, Tensor]) -> Float[Tensor, "d_out w"]:
     """The matrix of a layer."""
-    found = [columns_of(layer, piece, tensors[piece.parameter]) for piece in layer.pieces]
+    found = [parameter_columns(layer, piece, tensors[piece.parameter]) for piece in layer.pieces]
     return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-def columns_of(layer: LayerInfo, piece: Piece, tensor: Tensor) -> Float[Tensor, "d_out c"]:
+def parameter_columns(layer: LayerInfo, piece: Piece, tensor: Tensor) -> Float[Tensor, "d_out c"]:
     """A parameter as columns of the matrix."""
     if piece.turned:
         return tensor.reshape(piece.end - piece.begin, layer.d_out).mT
     return tensor.reshape(layer.d_out, piece.end - piece.begin)
 
 
-def of_columns(piece: Piece, columns: Float[Tensor, "*g d_out c"], shape: Sequence[int]) -> Float[Tensor, "..."]:
+def matrix_columns(piece: Piece, columns: Float[Tensor, "*g d_out c"], shape: Sequence[int]) -> Float[Tensor, "..."]:
     """Columns of the matrix (or of several) as a parameter, in its shape."""
     return (columns.mT if piece.turned else columns).reshape(*columns.shape[:-2], *shape)
 
 
-def places(
+def piece_slices(
     layer: LayerInfo, parameter: str, entries: Int[np.ndarray, " k"]
 ) -> tuple[Int[np.ndarray, " k"], Int[np.ndarray, " k"]]:
     """Which columns of error and key make some entries of a weight (counted over the flat parameter)."""
@@ -47,7 +47,7 @@ def places(
     return row, piece.begin + column + row // (layer.d_out // layer.parts) * layer.width
 
 
-def parts_of(layer: LayerInfo) -> list[tuple[slice, slice]]:
+def split_by_parameter(layer: LayerInfo) -> list[tuple[slice, slice]]:
     """The columns of keys and of errors that belong together: all of them, or one part after the other."""
     keys = np.linspace(0, layer.d_in, layer.parts + 1).astype(int).tolist()
     errors = np.linspace(0, layer.d_out, layer.parts + 1).astype(int).tolist()
@@ -68,8 +68,8 @@ def gradient_from(
     if layer.indexed:
         out = errors.new_zeros(piece.end - piece.begin, layer.d_out)
         return out.index_add_(0, keys[:, 0].long(), errors).reshape(*shape)
-    parts = [errors[:, e].mT @ keys[:, k][:, piece.begin : piece.end] for k, e in parts_of(layer)]
-    return of_columns(piece, parts[0] if len(parts) == 1 else torch.cat(parts), shape)
+    parts = [errors[:, e].mT @ keys[:, k][:, piece.begin : piece.end] for k, e in split_by_parameter(layer)]
+    return matrix_columns(piece, parts[0] if len(parts) == 1 else torch.cat(parts), shape)
 
 
 def bytes_a_row(layer: LayerInfo, stored: torch.dtype) -> int:

@@ -21,14 +21,14 @@ TINY = 1e-15
 """Smaller norms may have lost squares."""
 
 
-class Encoded(NamedTuple):
+class EncodedRows(NamedTuple):
     """Rows as they go to the disk: row i stands for ``values[i] * 2.0**exponents[i]`` (no exponents: all are 0)."""
 
     values: Shaped[Tensor, "m d"]
     exponents: Int[Tensor, " m"] | None
 
 
-class Room(NamedTuple):
+class RowTarget(NamedTuple):
     """Rows that are to be encoded, and where to. ``scaled`` rows (errors) always get their power of two in float16."""
 
     rows: Float[Tensor, "m d"]
@@ -37,22 +37,22 @@ class Room(NamedTuple):
     scaled: bool
 
 
-class Copied(NamedTuple):
+class RowStatistics(NamedTuple):
     """What was seen of rows on the way: whether all of them are finite, and about the sum of their squares."""
 
     finite: bool
     square: float
 
 
-def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[Encoded, bool]:
+def encode(rows: Float[Tensor, "m d"], dtype: DType, *, scaled: bool) -> tuple[EncodedRows, bool]:
     """Rows in the stored precision, in memory of their own; also whether all of them are finite."""
     values, exponents = torch.empty(rows.shape, dtype=STORED[dtype]), np.zeros(len(rows), np.int16)
-    ((finite, _),) = encode_into([Room(rows.detach(), values, exponents, scaled)])
+    ((finite, _),) = encode_into([RowTarget(rows.detach(), values, exponents, scaled)])
     needed = exponents.any() or (scaled and dtype == "float16")
-    return Encoded(values, torch.from_numpy(exponents) if needed else None), finite
+    return EncodedRows(values, torch.from_numpy(exponents) if needed else None), finite
 
 
-def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[Copied]:
+def encode_into(rooms: Sequence[RowTarget], desk: "EncodingWorkspace | None" = None) -> list[RowStatistics]:
     """Copy rows into the stored precision, and their powers of two where they get any.
 
     Backprop errors always get their power of two in float16, since late errors are tiny and would flush to zero; layer
@@ -62,15 +62,15 @@ def encode_into(rooms: Sequence[Room], desk: "Desk | None" = None) -> list[Copie
         for room in rooms:
             room.values.copy_(room.rows)
         return [_seen(room.rows) for room in rooms]
-    squares = (desk or Desk()).encode(rooms)
+    squares = (desk or EncodingWorkspace()).encode(rooms)
     if squares is not None:
-        return [Copied(True, square) for square in squares]
+        return [RowStatistics(True, square) for square in squares]
     for room in rooms:
         _encode_any(room)
     return [_seen(room.rows) for room in rooms]
 
 
-class Place(NamedTuple):
+class WorkspacePart(NamedTuple):
     """The part of a desk for the rows of one room: their sizes, the powers of two of these, what takes those out."""
 
     sizes: Float[Tensor, " m"]
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     scaled: Float[Tensor, "m d"]
 
 
-class Desk:
+class EncodingWorkspace:
     """Where the rows of a pass are looked at, all of them in one go, and on the same desk again and again.
 
     In the middle of training nothing of this lies in the processor's caches: a call costs more than the numbers.
@@ -88,7 +88,7 @@ class Desk:
     def __init__(self) -> None:
         self._shapes: list[torch.Size] = []
 
-    def encode(self, rooms: Sequence[Room]) -> list[float] | None:
+    def encode(self, rooms: Sequence[RowTarget]) -> list[float] | None:
         """Encode rows of single precision whose squares stay in its range; None if some are of another kind. Returns
         the sums of these squares.
 
@@ -116,7 +116,7 @@ class Desk:
                 room.values.copy_(torch.mul(room.rows, place.shifts, out=place.scaled))
         return squares
 
-    def _without_zeros(self, rooms: Sequence[Room]) -> bool:
+    def _without_zeros(self, rooms: Sequence[RowTarget]) -> bool:
         """Let rows of zeros count as rows of size 1; whether no other row is too small."""
         for room, place in zip(rooms, self._places, strict=True):
             zero = place.sizes == 0
@@ -132,7 +132,7 @@ class Desk:
         self._powers, self._begins = np.empty(sum(counts), np.int32), np.cumsum([0, *counts[:-1]])
         room = torch.empty(max(shape.numel() for shape in shapes))
         self._places = [
-            Place(own, powers, shift, room[: shape.numel()].view(shape))
+            WorkspacePart(own, powers, shift, room[: shape.numel()].view(shape))
             for own, powers, shift, shape in zip(
                 sizes.split(counts),
                 np.split(self._powers, np.cumsum(counts[:-1])),
@@ -143,7 +143,7 @@ class Desk:
         ]
 
 
-def _encode_any(room: Room) -> None:
+def _encode_any(room: RowTarget) -> None:
     """Encode rows of any precision and size."""
     size = _largest(room.rows).numpy()
     if not room.scaled and bool(((size == 0) | ((size >= 2.0**SMALL) & (size < 2.0**HUGE))).all()):
@@ -173,10 +173,10 @@ def square_of(rows: Shaped[Tensor, "..."]) -> float:
     return size * size
 
 
-def _seen(rows: Float[Tensor, "m d"]) -> Copied:
+def _seen(rows: Float[Tensor, "m d"]) -> RowStatistics:
     """One look for both: a finite sum of squares has finite terms."""
     square = square_of(rows)
-    return Copied(math.isfinite(square) or all_finite(rows), square)
+    return RowStatistics(math.isfinite(square) or all_finite(rows), square)
 
 
 def row_scale(exponents: Int[Tensor, " m"] | None, dtype: torch.dtype) -> Float[Tensor, " m"] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..io.atomic_file import FileEntry, write_whole
-from ..io.direct_io import PAGE, Out
+from ..io.direct_io import PAGE, DirectFile
 
 SAFETENSORS_NAME = {
     torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.bool: "BOOL",
@@ -35,7 +35,7 @@ def write_tensors(path: Path, tensors: Pieces, *, paged: bool = False) -> FileEn
     """
     header, pads = _header(tensors, PAGE if paged else 1)
 
-    def put(out: Out) -> None:
+    def put(out: DirectFile) -> None:
         out.write(len(header).to_bytes(8, "little"))
         out.write(header)
         for pieces, pad in zip(tensors.values(), pads, strict=True):

@@ -17,7 +17,7 @@ SETTING = "opt_"
 """Before the names of the optimiser's settings in the table of steps."""
 
 
-class Call(NamedTuple):
+class CallRow(NamedTuple):
     """The slots of one call of one module in one backward pass, as a line of the table of calls."""
 
     layer: str
@@ -48,13 +48,13 @@ class ParameterStep(NamedTuple):
 _UNKNOWN = Transition(*[np.nan] * len(Transition._fields))
 
 
-def calls_table(calls: Sequence[Call]) -> pa.Table:
+def calls_table(calls: Sequence[CallRow]) -> pa.Table:
     """One line a call."""
-    columns = list(zip(*calls, strict=True)) if calls else [() for _ in Call._fields]
-    kinds = [Call.__annotations__[name] for name in Call._fields]
+    columns = list(zip(*calls, strict=True)) if calls else [() for _ in CallRow._fields]
+    kinds = [CallRow.__annotations__[name] for name in CallRow._fields]
     return _table({
         name: _text(column) if kind is str else _numbers(np.array(column, np.int64 if kind is int else np.float64))
-        for name, kind, column in zip(Call._fields, kinds, columns, strict=True)
+        for name, kind, column in zip(CallRow._fields, kinds, columns, strict=True)
     })  # fmt: skip
 
 

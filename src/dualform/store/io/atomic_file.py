@@ -13,7 +13,7 @@ import xxhash
 
 from dualform.errors import CorruptMemory, WriteError
 
-from .direct_io import Out
+from .direct_io import DirectFile
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class FileEntry:
     xxh3: str
 
 
-def write_whole(path: Path, fill: Callable[[Out], None], size: int = 0) -> FileEntry:
+def write_whole(path: Path, fill: Callable[[DirectFile], None], size: int = 0) -> FileEntry:
     """Write ``path`` under a temporary name, force it to the disk, then give it its name."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        out = Out(partial, size)
+        out = DirectFile(partial, size)
         try:
             fill(out)
             out.finish()

@@ -20,7 +20,7 @@ PIECE = 1 << 20
 PAGE = 4096
 
 
-class Out:
+class DirectFile:
     """A file that is being written; it knows the checksum of what was.
 
     What is no whole page, and all that follows a write that came back short, goes through the cache.

@@ -10,7 +10,7 @@ from .direct_io import PAGE
 ARENA_BYTES = 96 << 20
 
 
-class Arena:
+class SlotArena:
     """Hands out room for the slots of one shard. Cleared, it hands out the same room again.
 
     All of it begins on a page, so that it can go to the disk from where it lies. What is not used takes no memory.

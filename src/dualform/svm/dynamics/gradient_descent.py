@@ -22,12 +22,12 @@ from torch import Tensor
 
 from dualform.errors import SizeError
 
-from .output_heads import Head
+from .output_heads import OutputHead
 
-Weights = Float[Tensor, "r d d"]
+WeightMatrices = Float[Tensor, "r d d"]
 
 
-class Samples(NamedTuple):
+class DescentSamples(NamedTuple):
     """Trials (axis r) of n samples with T tokens, a query and a label ±1 each."""
 
     tokens: Float[Tensor, "r n T d"]
@@ -35,14 +35,14 @@ class Samples(NamedTuple):
     labels: Float[Tensor, "r n"]
 
 
-class Factors(NamedTuple):
+class KeyQueryFactors(NamedTuple):
     """W = K Qᵀ."""
 
     K: Float[Tensor, "r d m"]
     Q: Float[Tensor, "r d m"]
 
     @property
-    def product(self) -> Weights:
+    def product(self) -> WeightMatrices:
         """W."""
         return self.K @ self.Q.mT
 
@@ -51,36 +51,38 @@ class Factors(NamedTuple):
 class Descent:
     """Where descent came to: weights, and what was seen at the steps that were asked for."""
 
-    end: Weights | Factors
+    end: WeightMatrices | KeyQueryFactors
     steps: tuple[int, ...]
-    path: list[Weights] = field(repr=False)
+    path: list[WeightMatrices] = field(repr=False)
     """W at each of these steps."""
     norms: Float[Tensor, "s r"]
     losses: Float[Tensor, "s r"]
 
     @property
-    def W(self) -> Weights:
+    def W(self) -> WeightMatrices:
         """The weights at the end."""
-        return self.end.product if isinstance(self.end, Factors) else self.end
+        return self.end.product if isinstance(self.end, KeyQueryFactors) else self.end
 
 
-def logits(samples: Samples, W: Weights) -> Float[Tensor, "r n T"]:
+def logits(samples: DescentSamples, W: WeightMatrices) -> Float[Tensor, "r n T"]:
     """x_tᵀ W z."""
     return torch.einsum("rntd,rde,rne->rnt", samples.tokens, W, samples.queries)
 
 
-def selected(samples: Samples, W: Weights) -> Int[Tensor, "r n"]:
+def selected(samples: DescentSamples, W: WeightMatrices) -> Int[Tensor, "r n"]:
     """The token that each sample attends to most."""
     return logits(samples, W).argmax(-1)
 
 
-def loss(samples: Samples, head: Head, W: Weights) -> Float[Tensor, " r"]:
+def loss(samples: DescentSamples, head: OutputHead, W: WeightMatrices) -> Float[Tensor, " r"]:
     """The mean logistic loss of each trial."""
     o = torch.einsum("rnt,rntd->rnd", logits(samples, W).softmax(-1), samples.tokens)
     return torch.nn.functional.softplus(-samples.labels * head.value(o)).mean(1)
 
 
-def gradient(samples: Samples, head: Head, W: Weights) -> tuple[Weights, Float[Tensor, " r"]]:
+def gradient(
+    samples: DescentSamples, head: OutputHead, W: WeightMatrices
+) -> tuple[WeightMatrices, Float[Tensor, " r"]]:
     """The gradient of the loss in the form that does not cancel, as (G, log c): the gradient is c·G."""
     log_s = logits(samples, W).log_softmax(-1)
     s = log_s.exp()
@@ -99,9 +101,16 @@ def gradient(samples: Samples, head: Head, W: Weights) -> tuple[Weights, Float[T
 
 
 def descend(
-    samples: Samples, head: Head, start: Weights | Factors, steps: int, *, rate: float = 0.1, normalised: bool = True,
-    decay: float = 0.0, watch: Iterable[int] = (),
-) -> Descent:  # fmt: skip
+    samples: DescentSamples,
+    head: OutputHead,
+    start: WeightMatrices | KeyQueryFactors,
+    steps: int,
+    *,
+    rate: float = 0.1,
+    normalised: bool = True,
+    decay: float = 0.0,
+    watch: Iterable[int] = (),
+) -> Descent:
     """Full-batch gradient descent from a start: for W, or for K and Q.
 
     ``normalised``: each matrix moves by ``rate`` a step, in the direction of its gradient. ``decay`` adds so much times
@@ -113,7 +122,7 @@ def descend(
     path, norms, losses = [], [], []
     now = start
     for step in range(steps + 1):
-        W = now.product if isinstance(now, Factors) else now
+        W = now.product if isinstance(now, KeyQueryFactors) else now
         if step in wanted:
             path.append(W)
             norms.append(W.flatten(1).norm(dim=1))
@@ -123,9 +132,9 @@ def descend(
         G, log_scale = gradient(samples, head, W)
         move = _unit if normalised else lambda each, c=log_scale: each * c.exp()[:, None, None]
         shrink = 2 * decay * (-log_scale).clamp(max=600).exp()[:, None, None]
-        if isinstance(now, Factors):
+        if isinstance(now, KeyQueryFactors):
             K, Q = G @ now.Q + shrink * now.K, G.mT @ now.K + shrink * now.Q
-            now = Factors(now.K - rate * move(K), now.Q - rate * move(Q))
+            now = KeyQueryFactors(now.K - rate * move(K), now.Q - rate * move(Q))
         else:
             now = now - rate * move(G + shrink * now)
     return Descent(now, tuple(wanted), path, torch.stack(norms), torch.stack(losses))
@@ -137,8 +146,13 @@ def _unit(G: Float[Tensor, "r d m"]) -> Float[Tensor, "r d m"]:
 
 
 def regularisation_path(
-    samples: Samples, head: Head, radii: Iterable[float], starts: Iterable[Weights | Factors], *, steps: int = 2000,
-) -> list[Weights]:  # fmt: skip
+    samples: DescentSamples,
+    head: OutputHead,
+    radii: Iterable[float],
+    starts: Iterable[WeightMatrices | KeyQueryFactors],
+    *,
+    steps: int = 2000,
+) -> list[WeightMatrices]:
     r"""Where the loss is smallest among small weights, for each R: W of the lowest loss that any start leads to.
 
     For W that is :math:`\|W\|_F \le R`, for its factors :math:`\|K\|_F^2 + \|Q\|_F^2 \le 2R`, which is what the nuclear
@@ -160,11 +174,13 @@ def regularisation_path(
     return found
 
 
-def _on_sphere(samples: Samples, head: Head, start: Weights | Factors, radius: float, steps: int) -> Weights:
+def _on_sphere(
+    samples: DescentSamples, head: OutputHead, start: WeightMatrices | KeyQueryFactors, radius: float, steps: int
+) -> WeightMatrices:
     """Descent on a sphere. Factors are both matrices side by side, (r, d, 2m), on that of the radius √(2R)."""
-    factors, size = isinstance(start, Factors), radius
+    factors, size = isinstance(start, KeyQueryFactors), radius
     now = start
-    if isinstance(start, Factors):
+    if isinstance(start, KeyQueryFactors):
         now, size = torch.cat([start.K, start.Q], -1), math.sqrt(2 * radius)
     assert isinstance(now, Tensor)
     now = size * _unit(now)
@@ -179,7 +195,9 @@ def _on_sphere(samples: Samples, head: Head, start: Weights | Factors, radius: f
     return K @ Q.mT
 
 
-def favours_all(samples: Samples, head: Head, W: Weights, chosen: Int[Tensor, "r n"]) -> Bool[Tensor, " r"]:
+def favours_all(
+    samples: DescentSamples, head: OutputHead, W: WeightMatrices, chosen: Int[Tensor, "r n"]
+) -> Bool[Tensor, " r"]:
     """Whether the first step already favours the chosen token of every sample over each of its other tokens."""
     G, _ = gradient(samples, head, W)
     rise = -logits(samples, G)
@@ -188,14 +206,14 @@ def favours_all(samples: Samples, head: Head, W: Weights, chosen: Int[Tensor, "r
     return ((gain > 0) | ~others).all(-1).all(-1)
 
 
-def cosine(a: Weights, b: Weights) -> Float[Tensor, " r"]:
+def cosine(a: WeightMatrices, b: WeightMatrices) -> Float[Tensor, " r"]:
     """⟨A, B⟩ / (‖A‖ ‖B‖), trial by trial."""
     return torch.nn.functional.cosine_similarity(a.flatten(1), b.flatten(1), dim=1)
 
 
-def _see_that_they_fit(samples: Samples, start: Weights | Factors) -> None:
+def _see_that_they_fit(samples: DescentSamples, start: WeightMatrices | KeyQueryFactors) -> None:
     trials, n, _, d = samples.tokens.shape
-    matrices = start if isinstance(start, Factors) else (start,)
+    matrices = start if isinstance(start, KeyQueryFactors) else (start,)
     if samples.queries.shape != (trials, n, d) or samples.labels.shape != (trials, n):
         raise SizeError(
             f"tokens {tuple(samples.tokens.shape)} want queries {(trials, n, d)} and labels {(trials, n)}, but these "

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @runtime_checkable
-class Head(Protocol):
+class OutputHead(Protocol):
     """A function of the attention's output. All axes before the last are trials and samples."""
 
     def value(self, o: Float[Tensor, "r n d"]) -> Float[Tensor, "r n"]:

@@ -14,7 +14,7 @@ from dualform.explain import Memory
 from dualform.explain.groups import stretch_edges
 from dualform.progress import Progress, bar
 
-from ..heads.attention_calls import Loss
+from ..heads.attention_calls import LossOfOutput
 from ..heads.head_findings import HeadReport
 from ..heads.report import Report, reports
 
@@ -82,7 +82,7 @@ class Trajectory:
 
 def trajectory(
     model: nn.Module, inputs: Any, weights: Memory | Mapping[int, Mapping[str, Tensor]], *,
-    steps: int | Sequence[int] = 8, layers: Sequence[str] | None = None, loss: Loss | None = None,
+    steps: int | Sequence[int] = 8, layers: Sequence[str] | None = None, loss: LossOfOutput | None = None,
     items: Int[Tensor, "b m"] | None = None, progress: Progress = True, **more: Any,
 ) -> Trajectory:  # fmt: skip
     """Reports on a model's attention layers through training, on the same inputs.

@@ -19,30 +19,30 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.attention import Heads
 from dualform.errors import ModelMismatch, QueryError
-from dualform.explain.query.capture import run
+from dualform.explain.query.capture import run_model
 from dualform.explain.query.model_shadow import shadow_of
-from dualform.store import normal_mode
+from dualform.store import outside_inference_mode
 
-from .head_inputs import Sight
-from .layer_adapters import Inner, of_fused, of_ours, of_torch
+from .head_inputs import HeadInputs
+from .layer_adapters import InnerLinear, of_fused, of_ours, of_torch
 
-Loss = Callable[[Any], Tensor]
+LossOfOutput = Callable[[Any], Tensor]
 """Of a model's output, one number."""
 
 
 def look(
-    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, loss: Loss | None = None,
+    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, loss: LossOfOutput | None = None,
     weights: Mapping[str, Tensor] | None = None,
-) -> dict[str, list[Sight]]:  # fmt: skip
+) -> dict[str, list[HeadInputs]]:  # fmt: skip
     """Run a model once. By the name of each attention layer what its heads saw: those of one scale together.
 
     ``layers`` are those that are wanted (None: all). ``weights`` stand in for the model's own. With a ``loss`` its
     gradient at the heads' outputs is there too. Of a layer that is called more than once it is the last call.
     """
-    with normal_mode(), torch.enable_grad() if loss else torch.no_grad():
+    with outside_inference_mode(), torch.enable_grad() if loss else torch.no_grad():
         shadow = shadow_of(model, _fitting(model, weights or {}), differentiable=loss is not None)
         with _watching(shadow) as seen:
-            output = run(shadow, inputs)
+            output = run_model(shadow, inputs)
         if loss:
             parameters = [p for p in shadow.parameters() if p.is_floating_point()]
             torch.autograd.grad(_number(loss(output)), parameters, allow_unused=True)
@@ -75,8 +75,8 @@ def _fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def seen_layers(model: nn.Module, inputs: Any) -> list[str]:
     """The attention layers that a model uses for some inputs, by name."""
-    with normal_mode(), torch.no_grad(), _watching(shadow := shadow_of(model)) as seen:
-        run(shadow, inputs)
+    with outside_inference_mode(), torch.no_grad(), _watching(shadow := shadow_of(model)) as seen:
+        run_model(shadow, inputs)
     return list(seen)
 
 
@@ -90,15 +90,15 @@ def _number(loss: Tensor) -> Tensor:
 
 
 @dataclass
-class Call:
+class AttentionCall:
     """One call of an attention layer: its arguments or, at the fused kernel, the kernel's; its output's gradient."""
 
     layer: nn.Module
     given: Mapping[str, Any]
-    inside: Sequence[Inner] = ()
+    inside: Sequence[InnerLinear] = ()
     gradient: Tensor | None = None
 
-    def sights(self, name: str) -> list[Sight]:
+    def sights(self, name: str) -> list[HeadInputs]:
         """What its heads saw; ``name`` is that of the layer in its model."""
         if isinstance(self.layer, Heads):
             return of_ours(self.layer, name, self.given, self.gradient)
@@ -107,7 +107,7 @@ class Call:
         return of_fused(self.layer, self.given, self.inside, self.gradient)
 
 
-def _noted(calls: dict[str, Call], name: str, call: Call, output: Tensor) -> None:
+def _noted(calls: dict[str, AttentionCall], name: str, call: AttentionCall, output: Tensor) -> None:
     """Keep a call, and what arrives at its output on the way back."""
     calls[name] = call
     if output.requires_grad:
@@ -115,9 +115,9 @@ def _noted(calls: dict[str, Call], name: str, call: Call, output: Tensor) -> Non
 
 
 @contextmanager
-def _watching(model: nn.Module) -> Iterator[dict[str, Call]]:
+def _watching(model: nn.Module) -> Iterator[dict[str, AttentionCall]]:
     """The calls of all attention layers of a shadow, as they come."""
-    calls: dict[str, Call] = {}
+    calls: dict[str, AttentionCall] = {}
     running: list[_Running] = []
     for name, module in model.named_modules():
         if isinstance(module, Heads | nn.MultiheadAttention):
@@ -134,12 +134,14 @@ class _Running:
 
     name: str
     module: nn.Module
-    inside: list[Inner] = field(default_factory=list)
+    inside: list[InnerLinear] = field(default_factory=list)
 
 
-def _asked(calls: dict[str, Call], name: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+def _asked(
+    calls: dict[str, AttentionCall], name: str, module: nn.Module, args: tuple, kwargs: dict, output: Any
+) -> None:
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    _noted(calls, name, Call(module, _kept(given)), output[0] if isinstance(output, tuple) else output)
+    _noted(calls, name, AttentionCall(module, _kept(given)), output[0] if isinstance(output, tuple) else output)
 
 
 def _begin(running: list[_Running], name: str, module: nn.Module, args: tuple) -> None:
@@ -148,8 +150,8 @@ def _begin(running: list[_Running], name: str, module: nn.Module, args: tuple) -
 
 def _end(running: list[_Running], module: nn.Module, args: tuple, output: Any) -> None:
     done = running.pop()
-    if running and isinstance(output, Tensor) and args and Inner.fits(module):
-        running[-1].inside.append(Inner(done.name, module, args[0].detach().clone(), output.detach().clone()))
+    if running and isinstance(output, Tensor) and args and InnerLinear.fits(module):
+        running[-1].inside.append(InnerLinear(done.name, module, args[0].detach().clone(), output.detach().clone()))
 
 
 def _kept(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _kept(given: Mapping[str, Any]) -> dict[str, Any]:
 class _Kernel(TorchFunctionMode):
     """Sees the calls of torch's fused attention by modules that cannot be asked themselves."""
 
-    def __init__(self, calls: dict[str, Call], running: list[_Running]) -> None:
+    def __init__(self, calls: dict[str, AttentionCall], running: list[_Running]) -> None:
         super().__init__()
         self.calls, self.running = calls, running
 
@@ -171,7 +173,7 @@ class _Kernel(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and self.running and not known:
             given: dict[str, Any] = {**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}
             now = self.running[-1]
-            _noted(self.calls, now.name, Call(now.module, _kept(given), tuple(now.inside)), output)
+            _noted(self.calls, now.name, AttentionCall(now.module, _kept(given), tuple(now.inside)), output)
         return output
 
 

@@ -10,13 +10,17 @@ from ..separation.generalised import TwoParts, fit_generalised
 from ..separation.separation import Separation, fit
 from ..separation.span import inside
 from .alignment import Null, align, cosine_of, efficiency, random_like, untied
-from .head_findings import HeadReport, Optimality, Options
-from .head_inputs import HeadSight
+from .head_findings import HeadReport, HeadReportOptions, Optimality
+from .head_inputs import SingleHeadInputs
 from .saturation import saturation
 
 
 def examine(
-    sight: HeadSight, options: Options, chance: Null, start: HeadSight | None, items: Int[Tensor, "b m"] | None
+    sight: SingleHeadInputs,
+    options: HeadReportOptions,
+    chance: Null,
+    start: SingleHeadInputs | None,
+    items: Int[Tensor, "b m"] | None,
 ) -> HeadReport:
     """Everything about one head. ``chance`` is what random matrices do, ``start`` the head before training."""
     logits = sight.logits()
@@ -40,7 +44,7 @@ def examine(
 
 
 def separate(
-    sight: HeadSight, logits: Float[Tensor, "c m"], options: Options, *, nuclear: bool = False,
+    sight: SingleHeadInputs, logits: Float[Tensor, "c m"], options: HeadReportOptions, *, nuclear: bool = False,
     begin: Separation | None = None,
 ) -> Separation:  # fmt: skip
     """The matrix that separates what some logits select."""
@@ -56,7 +60,7 @@ WORKING, LEAST_NUCLEAR = 16, 1e-3
 """Tokens of a query to begin with, those of the largest logits; and the least tolerance for the nuclear norm."""
 
 
-def null(sight: HeadSight, options: Options, rank: int, sharpest: int | None = None) -> Null:
+def null(sight: SingleHeadInputs, options: HeadReportOptions, rank: int, sharpest: int | None = None) -> Null:
     """Random matrices of the rank that heads of this shape have, at what they select themselves, on the same inputs.
 
     Where a head is looked at where it is sharp, so are they: of all queries each at so many that it is ``sharpest`` in.
@@ -76,7 +80,7 @@ def null(sight: HeadSight, options: Options, rank: int, sharpest: int | None = N
     return Null(*made, left_out=options.null - len(cosines))
 
 
-def _mixture(sight: HeadSight, weights: Float[Tensor, "c m"], options: Options) -> TwoParts | None:
+def _mixture(sight: SingleHeadInputs, weights: Float[Tensor, "c m"], options: HeadReportOptions) -> TwoParts | None:
     """Where queries select several tokens: the direction that masks the others, and the part that mixes them."""
     several = bool(((weights >= options.selected).sum(1) > 1).any())
     if not options.mixtures or not several:
@@ -87,7 +91,7 @@ def _mixture(sight: HeadSight, weights: Float[Tensor, "c m"], options: Options) 
     )  # fmt: skip
 
 
-def _optimality(sight: HeadSight, found: Separation) -> Optimality | None:
+def _optimality(sight: SingleHeadInputs, found: Separation) -> Optimality | None:
     """Selected tokens beside those that hold the margin up, by what a loss thinks of them."""
     if sight.scores is None or not found.feasible:
         return None

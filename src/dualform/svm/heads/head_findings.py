@@ -13,12 +13,12 @@ from dualform.errors import QueryError
 from ..separation.generalised import TwoParts
 from ..separation.separation import Separation
 from .alignment import Alignment, Null, Spectrum
-from .head_inputs import HeadSight, Space
+from .head_inputs import SingleHeadInputs, Space
 from .saturation import Saturation
 
 
 @dataclass(frozen=True)
-class Options:
+class HeadReportOptions:
     """How a report is made.
 
     ``queries`` are chosen by chance (``seed``) where there are more, of those whose largest weight is ``above`` some
@@ -83,8 +83,8 @@ class HeadReport:
     matrix separates the tokens, which ``separation`` then proves, or where none was found in time.
     """
 
-    sight: HeadSight
-    options: Options
+    sight: SingleHeadInputs
+    options: HeadReportOptions
     tied: int
     saturation: Saturation
     separation: Separation

@@ -20,7 +20,7 @@ Space = Literal["model", "head"]
 
 
 @dataclass(frozen=True)
-class Projection:
+class HeadProjection:
     """What makes the queries, or the keys, of each head. ``module`` is the layer inside that has it, from row ``first``
     on, where so many heads have each row ``shared``.
     """
@@ -33,17 +33,17 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class LayerTokens:
     """What a layer is given, and how it makes queries of some and keys of others."""
 
     z: Float[Tensor, "b n Z"]
     x: Float[Tensor, "b m X"]
-    query: Projection
-    key: Projection
+    query: HeadProjection
+    key: HeadProjection
 
 
 @dataclass(frozen=True)
-class Sight:
+class HeadInputs:
     """Some heads in one call of a layer. Their logits are ``scale`` · q·k.
 
     ``asked`` are the queries that are there, ``tokens`` what queries and keys are made of where that is a matrix each,
@@ -57,7 +57,7 @@ class Sight:
     hidden: Bool[Tensor, "b h n m"]
     asked: Bool[Tensor, "b n"]
     values: Float[Tensor, "b h m e"] | None = None
-    tokens: Tokens | None = None
+    tokens: LayerTokens | None = None
     gradient: Float[Tensor, "b h n e"] | None = None
 
     @property
@@ -65,7 +65,9 @@ class Sight:
         """Where these heads are one matrix."""
         return "head" if self.tokens is None else "model"
 
-    def head(self, number: int, chosen: Int[Tensor, "c 2"] | None = None, space: Space | None = None) -> "HeadSight":
+    def head(
+        self, number: int, chosen: Int[Tensor, "c 2"] | None = None, space: Space | None = None
+    ) -> "SingleHeadInputs":
         """One head at some queries, each given by its sequence and place; at all that there are by default."""
         at = self.heads.index(number)
         chosen = self.choices() if chosen is None else chosen
@@ -86,7 +88,7 @@ class Sight:
         if self.gradient is not None and self.values is not None:
             scores = -torch.einsum("ce,cme->cm", self.gradient[sequence, at, place], self.values[sequence, at])
         hidden = self.hidden[sequence, at, place]
-        return HeadSight(number, x, z, sequence, place, hidden, W, self.scale, tokens, scores)
+        return SingleHeadInputs(number, x, z, sequence, place, hidden, W, self.scale, tokens, scores)
 
     def choices(
         self, count: int | None = None, seed: int = 0, head: int | None = None, above: float = 0.0
@@ -106,7 +108,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class HeadSight:
+class SingleHeadInputs:
     """One head at some queries: logits are xᵀWz over the tokens of the query's sequence that are not hidden.
 
     ``tokens`` is what W is made of, where the head is seen in the model's space. ``scores`` say how much a loss would
@@ -121,7 +123,7 @@ class HeadSight:
     hidden: Bool[Tensor, "c m"]
     W: Float[Tensor, "X Z"]
     scale: float
-    tokens: Tokens | None = None
+    tokens: LayerTokens | None = None
     scores: Float[Tensor, "c m"] | None = None
 
     @property
@@ -129,7 +131,7 @@ class HeadSight:
         """Whose tokens these are: the model's, or keys of the head itself."""
         return "head" if self.tokens is None else "model"
 
-    def at(self, queries: Int[Tensor, " u"]) -> "HeadSight":
+    def at(self, queries: Int[Tensor, " u"]) -> "SingleHeadInputs":
         """The same head at some of these queries."""
         names = ("z", "sequence", "place", "hidden") + (() if self.scores is None else ("scores",))
         return replace(self, **{name: getattr(self, name)[queries] for name in names})
@@ -143,7 +145,7 @@ class HeadSight:
         return found.masked_fill(self.hidden, -torch.inf)
 
 
-def matrix(tokens: Tokens, head: int, scale: float) -> Float[Tensor, "X Z"]:
+def matrix(tokens: LayerTokens, head: int, scale: float) -> Float[Tensor, "X Z"]:
     """W of one head: what its logits are made with, but for what is the same for all tokens of a query."""
     query = tokens.query.weight[head]
     if tokens.query.bias is not None:

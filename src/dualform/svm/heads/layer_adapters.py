@@ -15,11 +15,11 @@ from dualform.attention.heads import MultiHead
 from dualform.attention.load import projections
 from dualform.errors import QueryError
 
-from .head_inputs import Projection, Sight, Tokens
+from .head_inputs import HeadInputs, HeadProjection, LayerTokens
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerLinear:
     """A linear layer inside a module, with what it was given and gave."""
 
     name: str
@@ -54,7 +54,7 @@ class Inner:
 # ------------------------------------------------------------------------------------------- our own
 
 
-def of_ours(layer: Heads, name: str, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
+def of_ours(layer: Heads, name: str, given: Mapping[str, Any], gradient: Tensor | None) -> list[HeadInputs]:
     """As the layer itself writes its heads out. Softmax over plain projections is one matrix of the tokens."""
     x, context, padding = given["x"], given.get("context"), given.get("padding")
     found = layer.expansions(x, context, padding=padding, causal=given.get("causal", False))
@@ -69,7 +69,7 @@ def of_ours(layer: Heads, name: str, given: Mapping[str, Any], gradient: Tensor 
             _of_heads(parts[part], count, _inside(name, part), heads=layer.heads)
             for part, count in (("query", layer.heads), ("key", own))
         )
-        tokens = Tokens(_double(x), _double(x if context is None else context), query, key)
+        tokens = LayerTokens(_double(x), _double(x if context is None else context), query, key)
     at_heads = None if gradient is None else _double(split_heads(gradient @ layer.out.weight, layer.heads))
     return [_of_expansion(layer, each, asked, tokens, at_heads) for each in found]
 
@@ -86,8 +86,8 @@ def own_keys(layer: Heads) -> int | None:
 
 
 def _of_expansion(
-    layer: Heads, each: Expansion, asked: Bool[Tensor, "b n"], tokens: Tokens | None, gradient: Tensor | None
-) -> Sight:
+    layer: Heads, each: Expansion, asked: Bool[Tensor, "b n"], tokens: LayerTokens | None, gradient: Tensor | None
+) -> HeadInputs:
     if each.kernel != "exp":
         raise QueryError(
             f"this {type(layer).__name__} has a linear kernel: its weights are no softmax of logits, so no matrix "
@@ -102,13 +102,15 @@ def _of_expansion(
     hidden = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
     hidden = hidden if each.hidden is None else hidden | each.hidden.cpu()
     mine = None if gradient is None else gradient[:, list(each.heads)]
-    return Sight(each.heads, q, k, 1 / math.sqrt(q.shape[-1]), hidden, asked, _double(each.values), tokens, mine)
+    return HeadInputs(each.heads, q, k, 1 / math.sqrt(q.shape[-1]), hidden, asked, _double(each.values), tokens, mine)
 
 
 # ------------------------------------------------------------------------------------------- nn.MultiheadAttention
 
 
-def of_torch(layer: nn.MultiheadAttention, name: str, given: Mapping[str, Any], gradient: Tensor | None) -> list[Sight]:
+def of_torch(
+    layer: nn.MultiheadAttention, name: str, given: Mapping[str, Any], gradient: Tensor | None
+) -> list[HeadInputs]:
     """Its projections are in one matrix; masks are what the call was given, True where a token is hidden."""
     parts, heads = projections(layer), layer.num_heads
     z, x, v = (_batch_first(layer, given[part]) for part in ("query", "key", "value"))
@@ -125,7 +127,7 @@ def of_torch(layer: nn.MultiheadAttention, name: str, given: Mapping[str, Any], 
         hidden = hidden | _unseen(layer, mask).reshape(-1, heads if mask.ndim == 3 else 1, *mask.shape[-2:])
     if gradient is not None:
         gradient = split_heads(_batch_first(layer, gradient) @ layer.out_proj.weight, heads)
-    tokens, scale = Tokens(_double(z), _double(x), query, key), 1 / math.sqrt(q.shape[-1])
+    tokens, scale = LayerTokens(_double(z), _double(x), query, key), 1 / math.sqrt(q.shape[-1])
     return [_sight(q, k, values, scale, hidden, tokens, gradient, given["key"] is given["query"])]
 
 
@@ -139,8 +141,8 @@ def _batch_first(layer: nn.MultiheadAttention, x: Float[Tensor, "..."]) -> Float
 
 
 def of_fused(
-    layer: nn.Module, given: Mapping[str, Any], inside: Sequence[Inner], gradient: Tensor | None
-) -> list[Sight]:
+    layer: nn.Module, given: Mapping[str, Any], inside: Sequence[InnerLinear], gradient: Tensor | None
+) -> list[HeadInputs]:
     """Queries and keys as they arrived at the kernel, and the linear layers that they are, if nothing came between."""
     q, k, v = (given[name] for name in ("query", "key", "value"))
     if q.ndim != 4:
@@ -151,7 +153,7 @@ def of_fused(
     query, key = (_source(each, inside, q.shape[1]) for each in (q, k))
     tokens, itself = None, q.shape[2] == k.shape[2]
     if query is not None and key is not None:
-        tokens = Tokens(_double(query[0]), _double(key[0]), query[1], key[1])
+        tokens = LayerTokens(_double(query[0]), _double(key[0]), query[1], key[1])
         itself = torch.equal(query[0], key[0])
     k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
     hidden = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
@@ -163,8 +165,8 @@ def of_fused(
 
 
 def _source(
-    made: Float[Tensor, "b H n d"], inside: Sequence[Inner], heads: int
-) -> tuple[Float[Tensor, "b n D"], Projection] | None:
+    made: Float[Tensor, "b H n d"], inside: Sequence[InnerLinear], heads: int
+) -> tuple[Float[Tensor, "b n D"], HeadProjection] | None:
     """The linear layer, or the part of one, that gave queries or keys just as they are; and what it was given.
 
     Heads that share keys may have had them repeated: then every so many are the same.
@@ -188,26 +190,32 @@ def _source(
 
 
 def _sight(
-    q: Tensor, k: Tensor, values: Tensor, scale: float, hidden: Tensor, tokens: Tokens | None, gradient: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    scale: float,
+    hidden: Tensor,
+    tokens: LayerTokens | None,
+    gradient: Tensor | None,
     itself: bool,
-) -> Sight:  # fmt: skip
+) -> HeadInputs:
     """All heads of a layer together. Where a sequence attends to ``itself``, a token that nobody sees does not ask."""
     asked = ~hidden.all(2).all(1) if itself else torch.ones(q.shape[0], q.shape[2], dtype=torch.bool)
     doubles = (_double(q), _double(k))
     mine = None if gradient is None else _double(gradient)
-    return Sight(tuple(range(q.shape[1])), *doubles, scale, hidden, asked, _double(values), tokens, mine)
+    return HeadInputs(tuple(range(q.shape[1])), *doubles, scale, hidden, asked, _double(values), tokens, mine)
 
 
 def _of_heads(
     part: tuple[Tensor, Tensor | None], own: int, module: str, first: int = 0, heads: int | None = None
-) -> Projection:
+) -> HeadProjection:
     """Rows of a projection, head by head. Where it has fewer of its ``own`` than there are ``heads``, they share it."""
     weight, bias = part
     times = (heads or own) // own
     weight = _double(weight).unflatten(0, (own, -1)).repeat_interleave(times, 0)
     if bias is not None:
         bias = _double(bias).unflatten(0, (own, -1)).repeat_interleave(times, 0)
-    return Projection(weight, bias, module, first, times)
+    return HeadProjection(weight, bias, module, first, times)
 
 
 def _inside(layer: str, part: str) -> str:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from dualform.errors import ModelMismatch, QueryError, require
 from dualform.explain import Groups, Memory
-from dualform.explain.query.linear_functional import Along
+from dualform.explain.query.linear_functional import LinearFunctional
 from dualform.progress import Progress
 
 from .head_findings import HeadReport
-from .head_inputs import HeadSight, Projection
+from .head_inputs import HeadProjection, SingleHeadInputs
 
 
-class Builder(NamedTuple):
+class DirectionGroup(NamedTuple):
     """A group of training visits, and what it put into ⟨W, D⟩ through the queries and through the keys."""
 
     name: Any
@@ -45,17 +45,17 @@ class Origin:
     """
 
     total: float
-    queries: Along
-    keys: Along
+    queries: LinearFunctional
+    keys: LinearFunctional
 
-    def by(self, column: str = "index", *, progress: Progress = True) -> "Built":
+    def by(self, column: str = "index", *, progress: Progress = True) -> "GroupedDirection":
         """What each group of a column put into it, both ways."""
         ways = [each.by(column, layer=each.layer, progress=progress) for each in (self.queries, self.keys)]
-        return Built(self.total, *ways)
+        return GroupedDirection(self.total, *ways)
 
 
 @dataclass(frozen=True)
-class Built:
+class GroupedDirection:
     """Parts of ⟨W, D⟩ by groups. Each way sums to the whole, with what was left of the first weights."""
 
     total: float
@@ -65,12 +65,12 @@ class Built:
     def __len__(self) -> int:
         return len(self.queries.names)
 
-    def __iter__(self) -> Iterator[Builder]:
+    def __iter__(self) -> Iterator[DirectionGroup]:
         """Group by group."""
         values = ((each.values + each.bias)[0].tolist() for each in (self.queries, self.keys) if each.bias is not None)
-        return (Builder(*line) for line in zip(self.queries.names, *values, strict=True))
+        return (DirectionGroup(*line) for line in zip(self.queries.names, *values, strict=True))
 
-    def largest(self, k: int = 10) -> list[Builder]:
+    def largest(self, k: int = 10) -> list[DirectionGroup]:
         """The groups that put most into it."""
         return sorted(self, key=lambda each: -each.mean)[:k]
 
@@ -121,14 +121,19 @@ ALIKE = 1e-3
 """How far a memory's ⟨W, D⟩ may be from the report's, beside the norm of W."""
 
 
-def source_of(memory: Memory, layer: str, of: Projection) -> str:
+def source_of(memory: Memory, layer: str, of: HeadProjection) -> str:
     """What a projection is called in a memory: by its name in the model, or inside its layer."""
     return of.module if of.module in memory.layers or not layer else f"{layer}.{of.module}"
 
 
 def _along(
-    memory: Memory, layer: str, of: Projection, sight: HeadSight, A: Float[Tensor, "d i"], a: Float[Tensor, " d"] | None
-) -> Along:
+    memory: Memory,
+    layer: str,
+    of: HeadProjection,
+    sight: SingleHeadInputs,
+    A: Float[Tensor, "d i"],
+    a: Float[Tensor, " d"] | None,
+) -> LinearFunctional:
     """⟨W, A⟩ of the rows that one head has in a recorded projection."""
     name = source_of(memory, layer, of)
     info, _ = memory.store.layer(name)
@@ -139,9 +144,9 @@ def _along(
     if a is not None:
         bias = torch.zeros(info.d_out, dtype=A.dtype)
         bias[first : first + len(A)] = a
-    return Along(memory, name, whole, bias)
+    return LinearFunctional(memory, name, whole, bias)
 
 
-def _own_head(of: Projection, head: int) -> int:
+def _own_head(of: HeadProjection, head: int) -> int:
     """Which of the projection's own heads this one has: several may share one."""
     return head // of.shared

@@ -18,11 +18,11 @@ from dualform.attention.pairs import Padding
 from dualform.errors import QueryError, SizeError, require
 from dualform.progress import Progress, bar
 
-from .attention_calls import Loss, look
+from .attention_calls import LossOfOutput, look
 from .chance import examine, null
-from .head_findings import HeadReport, Options
-from .head_inputs import Sight
-from .report_text import COLUMNS, LEGEND, as_html, as_table, cells
+from .head_findings import HeadReport, HeadReportOptions
+from .head_inputs import HeadInputs
+from .report_text import COLUMNS, LEGEND, as_table, cells, heads_html
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Report:
     """All heads of a layer."""
 
     layer: str
-    options: Options
+    options: HeadReportOptions
     heads: tuple[HeadReport, ...]
     without: tuple[int, ...] = ()
     """Heads that have no query to look at."""
@@ -54,7 +54,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return as_html(self.heading, self.heads)
+        return heads_html(self.heading, self.heads)
 
     @property
     def heading(self) -> str:
@@ -79,7 +79,7 @@ def report(
 
     The layer is one of ``dualform.attention``, ``nn.MultiheadAttention``, or any module that is called with ``x`` and
     calls torch's fused attention. ``start`` is the same layer as it was before training, ``items`` what the tokens
-    stand for; ``options`` are those of ``Options``. ``reports`` does this for all layers of a model at once.
+    stand for; ``options`` are those of ``HeadReportOptions``. ``reports`` does this for all layers of a model at once.
     """
     given = _arguments(layer, x, context, padding, causal)
     seen = look(layer, given)
@@ -87,14 +87,22 @@ def report(
         raise QueryError(f"this {type(layer).__name__} holds several attention layers, {list(seen)}: use svm.reports.")
     (sights,) = seen.values()
     begun = None if start is None else next(iter(look(start, given).values()))
-    return of_sights(type(layer).__name__, sights, Options(**options), heads, begun, items, progress)
+    return of_sights(type(layer).__name__, sights, HeadReportOptions(**options), heads, begun, items, progress)
 
 
 def reports(
-    model: nn.Module, inputs: Any, *, layers: Sequence[str] | None = None, heads: Sequence[int] | None = None,
-    loss: Loss | None = None, weights: Mapping[str, Tensor] | None = None, start: Mapping[str, Tensor] | None = None,
-    items: Int[Tensor, "i t"] | None = None, progress: Progress = True, **options: Any,
-) -> dict[str, Report]:  # fmt: skip
+    model: nn.Module,
+    inputs: Any,
+    *,
+    layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    loss: LossOfOutput | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    start: Mapping[str, Tensor] | None = None,
+    items: Int[Tensor, "i t"] | None = None,
+    progress: Progress = True,
+    **options: Any,
+) -> dict[str, Report]:
     """A report on each attention layer of a model, by its name, from one forward pass over some inputs.
 
     ``weights`` stand in for the model's own, ``start`` are those before training. With a ``loss``, a function of the
@@ -102,7 +110,7 @@ def reports(
     """
     sights = look(model, inputs, layers=layers, loss=loss, weights=weights)
     begun = look(model, inputs, layers=layers, weights=start) if start is not None else {}
-    made = Options(**options)
+    made = HeadReportOptions(**options)
     return {name: of_sights(name, each, made, heads, begun.get(name), items, progress) for name, each in sights.items()}
 
 
@@ -126,9 +134,14 @@ def _arguments(layer: nn.Module, x: Tensor, context: Tensor | None, padding: Pad
 
 
 def of_sights(
-    name: str, sights: Sequence[Sight], options: Options, heads: Sequence[int] | None, begun: Sequence[Sight] | None,
-    items: Int[Tensor, "i t"] | None, progress: Progress,
-) -> Report:  # fmt: skip
+    name: str,
+    sights: Sequence[HeadInputs],
+    options: HeadReportOptions,
+    heads: Sequence[int] | None,
+    begun: Sequence[HeadInputs] | None,
+    items: Int[Tensor, "i t"] | None,
+    progress: Progress,
+) -> Report:
     """A report on what the heads of a layer saw in one call; all heads at the same queries."""
     of = {head: sight for sight in sights for head in sight.heads}
     before = {head: sight for sight in begun or () for head in sight.heads}

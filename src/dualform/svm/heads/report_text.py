@@ -91,7 +91,7 @@ def as_table(rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def as_html(told: str, heads: Sequence[HeadReport]) -> str:
+def heads_html(told: str, heads: Sequence[HeadReport]) -> str:
     """The table and the sentences, for a notebook."""
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(each))}</tr>" for each in heads)

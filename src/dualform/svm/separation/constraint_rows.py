@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Rows:
+class ConstraintRows:
     """Constraints on W, sorted by their query. ``equal`` rows have multipliers of either sign.
 
     ``place`` is where a row stands in the table of queries and tokens that it came from.
@@ -83,7 +83,7 @@ class Rows:
             sums(self.points, self.plus, self.minus, self.start, multipliers).T @ self.queries
         )  # fmt: skip
 
-    def pick(self, rows: Int[Array, " s"]) -> "Rows":
+    def pick(self, rows: Int[Array, " s"]) -> "ConstraintRows":
         """Some of the rows, in their order."""
         names = ("query", "plus", "minus", "target", "equal", "place")
         made = replace(self, **{name: getattr(self, name)[rows] for name in names})

@@ -74,7 +74,9 @@ else:
 
 @jit
 @no_type_check
-def sweep(points, queries, sizes, plus, minus, start, order, curvature, target, low, high, ridge, lam, W, times):
+def descent_sweep(
+    points, queries, sizes, plus, minus, start, order, curvature, target, low, high, ridge, lam, W, times
+):
     """Descend along the rows of each query in turn, a few times, with lam and W = centre + M(lam) changed in place.
 
     A query costs two passes over W, its rows only their own length. ``curvature`` is ‖z‖²‖δ‖² of a row.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .constraint_rows import Array, Rows
+from .constraint_rows import Array, ConstraintRows
 from .margin_faces import LARGEST, among_growing, climb, cost, empty_row, proved
 
 SWEEPS = 2
@@ -31,7 +31,7 @@ FREE = 1e7
 
 
 @dataclass(frozen=True)
-class Settings:
+class SolverSettings:
     """How to solve. ``C`` and ``squared`` are the soft margin's, ``working`` how many rows of a query to begin with."""
 
     C: float = math.inf
@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Found:
+class SolverResult:
     """Multipliers, W = M(λ) of them, bounds of the optimum, and the multipliers that prove that there is none.
 
     ``residual`` is by how much equalities are missed. The multipliers of a hard margin are scaled so that the smallest
@@ -88,8 +88,11 @@ class Found:
 
 
 def solve(
-    rows: Rows, settings: Settings, begin: Float[Array, " r"] | None = None, first: Float[Array, " r"] | None = None
-) -> Found:
+    rows: ConstraintRows,
+    settings: SolverSettings,
+    begin: Float[Array, " r"] | None = None,
+    first: Float[Array, " r"] | None = None,
+) -> SolverResult:
     """Solve from multipliers to ``begin`` with; ``first`` orders the rows of a working set, the smallest enter it."""
     clock, live, shuffled = time.perf_counter(), rows.curvature > 0, np.random.default_rng(0)
     multipliers = np.zeros(len(rows)) if begin is None else np.where(rows.equal, begin, begin.clip(0, settings.high))
@@ -108,22 +111,27 @@ def solve(
         best = found if found.error <= best.error else best
         active = live & _next(rows, active, multipliers, margins, settings)
     if proof is not None:
-        best = Found(proof, rows.combine(proof), math.inf, math.inf, proof=proof)
+        best = SolverResult(proof, rows.combine(proof), math.inf, math.inf, proof=proof)
     return replace(best, epochs=done, seconds=time.perf_counter() - clock)
 
 
 def _round(
-    rows: Rows, active: Bool[Array, " r"], multipliers: Float[Array, " r"], settings: Settings, sweeps: int,
-    credit: float, shuffled: np.random.Generator,
-) -> tuple[Float[Array, " r"], Float[Array, " r"] | None, float]:  # fmt: skip
+    rows: ConstraintRows,
+    active: Bool[Array, " r"],
+    multipliers: Float[Array, " r"],
+    settings: SolverSettings,
+    sweeps: int,
+    credit: float,
+    shuffled: np.random.Generator,
+) -> tuple[Float[Array, " r"], Float[Array, " r"] | None, float]:
     """Some sweeps over the active rows, then steps on the face that they have found, for as much work as the sweeps."""
-    from .coordinate_descent import sweep
+    from .coordinate_descent import descent_sweep
 
     out, some = multipliers.copy(), np.flatnonzero(active)
     part, mine = rows.pick(some), multipliers[some]
     W, high = part.combine(mine), np.where(part.equal, np.inf, settings.high)
     for _ in range(sweeps):
-        sweep(
+        descent_sweep(
             part.points, part.queries, part.sizes, part.plus, part.minus, part.start, shuffled.permutation(part.busy),
             part.curvature, part.target, part.low, high, settings.ridge, mine, W, SWEEPS,
         )  # fmt: skip
@@ -137,7 +145,9 @@ def _round(
     return out, None if proof is None else proved(rows, some[few], proof), 0.0
 
 
-def _measured(rows: Rows, multipliers: Float[Array, " r"], settings: Settings) -> tuple[Found, Float[Array, " r"]]:
+def _measured(
+    rows: ConstraintRows, multipliers: Float[Array, " r"], settings: SolverSettings
+) -> tuple[SolverResult, Float[Array, " r"]]:
     """The bounds that multipliers give, and all margins."""
     W = rows.combine(multipliers)
     margins, norm = rows.margins(W), float(np.linalg.norm(W))
@@ -145,24 +155,24 @@ def _measured(rows: Rows, multipliers: Float[Array, " r"], settings: Settings) -
         missed = (rows.target - margins).clip(0)
         penalty = settings.C * float((missed**2 if settings.squared else missed).sum())
         lost = norm**2 / 2 + settings.ridge * float(multipliers @ multipliers) / 2
-        return Found(multipliers, W, float(multipliers.sum()) - lost, norm**2 / 2 + penalty), margins
+        return SolverResult(multipliers, W, float(multipliers.sum()) - lost, norm**2 / 2 + penalty), margins
     least = float(margins[~rows.equal].min(initial=math.inf)) if not rows.equal.all() else 1.0
     missed = float(np.abs(margins - rows.target)[rows.equal].max(initial=0))
     lower = float(rows.target @ multipliers) / norm if norm else 0.0
     if least <= 0:
-        return Found(multipliers, W, lower, math.inf, missed), margins
-    return Found(multipliers / least, W / least, lower, norm / least, missed / least), margins
+        return SolverResult(multipliers, W, lower, math.inf, missed), margins
+    return SolverResult(multipliers / least, W / least, lower, norm / least, missed / least), margins
 
 
-def _ended(rows: Rows, best: Found, settings: Settings, done: int, seconds: float) -> bool:
+def _ended(rows: ConstraintRows, best: SolverResult, settings: SolverSettings, done: int, seconds: float) -> bool:
     apart = settings.tolerance * float(np.abs(rows.target).max(initial=0))
     solved = best.gap <= settings.tolerance and best.residual <= apart
     return solved or done >= settings.epochs or seconds >= settings.seconds
 
 
 def _next(
-    rows: Rows, active: Bool[Array, " r"], multipliers: Float[Array, " r"], margins: Float[Array, " r"],
-    settings: Settings,
+    rows: ConstraintRows, active: Bool[Array, " r"], multipliers: Float[Array, " r"], margins: Float[Array, " r"],
+    settings: SolverSettings,
 ) -> Bool[Array, " r"]:  # fmt: skip
     """The rows of the next round: with shrinking those that hold something up, or may soon."""
     near = rows.target + 0.1 * float((rows.target - margins).max(initial=0.1))
@@ -173,7 +183,7 @@ def _next(
     return wanted | rows.equal | (multipliers != 0)
 
 
-def _first(rows: Rows, by: Float[Array, " r"] | None, count: int | None) -> Bool[Array, " r"]:
+def _first(rows: ConstraintRows, by: Float[Array, " r"] | None, count: int | None) -> Bool[Array, " r"]:
     """The rows of each query that are smallest in something, up to a number; all of them without one."""
     if count is None:
         return np.ones(len(rows), dtype=bool)

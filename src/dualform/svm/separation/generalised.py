@@ -21,7 +21,7 @@ from torch import Tensor
 from dualform.errors import QueryError, SizeError
 
 from . import frobenius
-from .frobenius import Found, Settings
+from .frobenius import SolverResult, SolverSettings
 from .margin_faces import proved
 from .problem import Problem
 from .separation import Separation, separation
@@ -78,19 +78,19 @@ def fit_generalised(
     chosen = (weights >= selected) | torch.nn.functional.one_hot(weights.argmax(1), weights.shape[1]).bool()
     ambiguous = ~chosen & (weights > masked)
     problem = Problem.of(tokens, queries, chosen, sequence=sequence, hidden=hidden | ambiguous, reduce=reduce)
-    settings = Settings(tolerance=tolerance, epochs=epochs)
+    settings = SolverSettings(tolerance=tolerance, epochs=epochs)
     direction = separation(problem, "frobenius", settings, problem.rows, frobenius.solve(problem.rows, settings))
     return TwoParts(direction, _finite(problem, weights, settings), chosen, ambiguous)
 
 
-def _finite(problem: Problem, weights: Float[Tensor, "n T"], settings: Settings) -> Separation:
+def _finite(problem: Problem, weights: Float[Tensor, "n T"], settings: SolverSettings) -> Separation:
     """The smallest W that gives the selected tokens their weights: equations alone."""
     logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
     rows = problem.rows_with(logs.gather(1, problem.chosen.unsqueeze(1)) - logs, masked=False)
     clock = time.perf_counter()
     W, multipliers, missed = smallest(rows, rows.target)
     norm, largest = float(np.linalg.norm(W)), float(np.abs(missed).max(initial=0))
-    found = Found(multipliers, W, norm, norm, largest, seconds=time.perf_counter() - clock)
+    found = SolverResult(multipliers, W, norm, norm, largest, seconds=time.perf_counter() - clock)
     if largest > settings.tolerance * float(np.abs(rows.target).max(initial=0)):
         proof = proved(rows, np.arange(len(rows)), missed)
         found = (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from .constraint_rows import Array, Rows
+from .constraint_rows import Array, ConstraintRows
 
 LARGEST = 4096
 """Rows that a system may have."""
@@ -30,7 +30,7 @@ RIDGE = 1e-14
 """What is added to the diagonal, relative to it, so that singular systems have a solution."""
 
 
-class Step(NamedTuple):
+class FaceStep(NamedTuple):
     """Multipliers after some steps, or ones that prove that there is no solution."""
 
     multipliers: Float[Array, " r"]
@@ -38,8 +38,8 @@ class Step(NamedTuple):
 
 
 def climb(
-    rows: Rows, multipliers: Float[Array, " r"], high: float = np.inf, ridge: float = 0.0, *, steps: int = 100
-) -> Step:
+    rows: ConstraintRows, multipliers: Float[Array, " r"], high: float = np.inf, ridge: float = 0.0, *, steps: int = 100
+) -> FaceStep:
     """Solve the dual problem among few rows from where it is; each step makes it better, or ends in a proof."""
     size = np.sqrt(rows.curvature)
     gram = rows.gram() / size / size[:, None]
@@ -53,7 +53,7 @@ def climb(
         if np.isinf(high) and not ridge and _endless(gram, way, target):
             way[free] = _solved(gram[np.ix_(free, free)], way[free])  # what is not in the null space all but vanishes
             if (way[~rows.equal] >= -1e-12 * np.abs(way).max()).all():
-                return Step(x / size, np.where(rows.equal, way, way.clip(0)) / size)
+                return FaceStep(x / size, np.where(rows.equal, way, way.clip(0)) / size)
         old = x
         x, slope, whole = _moved(gram, x, slope, way, low, top)
         free &= (x > low) & (x < top)
@@ -64,7 +64,7 @@ def climb(
             # one row at a time always makes it better, all at once mostly does and is sooner done
             free |= wrong == wrong.max() if careful else wrong > 0
         careful = bool((x == old).all())
-    return Step(x / size, None)
+    return FaceStep(x / size, None)
 
 
 def cost(rows: int) -> float:
@@ -72,7 +72,7 @@ def cost(rows: int) -> float:
     return rows**3 / 12 + 20 * rows**2
 
 
-def proved(rows: Rows, at: Int[Array, " s"], proof: Float[Array, " s"]) -> Float[Array, " r"] | None:
+def proved(rows: ConstraintRows, at: Int[Array, " s"], proof: Float[Array, " s"]) -> Float[Array, " r"] | None:
     """Multipliers of some rows for all of them, weighted to 1, if M(λ) is nothing beside its terms; else nothing."""
     for least in (1e-6, 0.0):  # few rows are easier to read, if they are enough
         whole = np.zeros(len(rows))
@@ -83,7 +83,7 @@ def proved(rows: Rows, at: Int[Array, " s"], proof: Float[Array, " s"]) -> Float
     return None
 
 
-def among_growing(rows: Rows, growth: Float[Array, " r"]) -> Float[Array, " r"] | None:
+def among_growing(rows: ConstraintRows, growth: Float[Array, " r"]) -> Float[Array, " r"] | None:
     """A proof among the rows whose multipliers grow most: where there is no solution, some grow for ever."""
     most = np.sort(np.argsort(-np.abs(growth))[:GROWING])
     most = most[(growth[most] > 0) | rows.equal[most] & (growth[most] != 0)]
@@ -91,7 +91,7 @@ def among_growing(rows: Rows, growth: Float[Array, " r"]) -> Float[Array, " r"] 
     return None if proof is None else proved(rows, most, proof)
 
 
-def empty_row(rows: Rows) -> Float[Array, " r"] | None:
+def empty_row(rows: ConstraintRows) -> Float[Array, " r"] | None:
     """A row of zeros that asks for something, as where two tokens are the same, is a proof by itself."""
     empty = np.flatnonzero((rows.curvature == 0) & (rows.target != 0))[:1]
     return proved(rows, empty, rows.target[empty]) if len(empty) else None

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from . import frobenius
-from .constraint_rows import Array, Rows
-from .frobenius import SWEEPS, Found, Settings
+from .constraint_rows import Array, ConstraintRows
+from .frobenius import SWEEPS, SolverResult, SolverSettings
 
 BEGIN = 0.3
 """The first τ, as a part of the largest singular value of the solution of the Frobenius norm."""
@@ -32,8 +32,11 @@ EVERY = 10
 
 
 def solve(
-    rows: Rows, settings: Settings, begin: Float[Array, " r"] | None = None, first: Float[Array, " r"] | None = None
-) -> Found:
+    rows: ConstraintRows,
+    settings: SolverSettings,
+    begin: Float[Array, " r"] | None = None,
+    first: Float[Array, " r"] | None = None,
+) -> SolverResult:
     """Solve from the solution of the Frobenius norm, which also tells whether there is one."""
     clock = time.perf_counter()
     seed = frobenius.solve(rows, replace(settings, tolerance=1e-2, epochs=20_000), begin, first)
@@ -65,14 +68,14 @@ class _Point(NamedTuple):
 
 
 def _step(
-    rows: Rows, some: Int[Array, " s"], at: _Point, tau: float, shuffled: np.random.Generator
+    rows: ConstraintRows, some: Int[Array, " s"], at: _Point, tau: float, shuffled: np.random.Generator
 ) -> tuple[Float[Array, "x z"], _Point]:
     """One W, V and Y; the projection is as far as one sweep from where it last was brings it."""
-    from .coordinate_descent import sweep
+    from .coordinate_descent import descent_sweep
 
     part, mine = rows.pick(some), at.multipliers[some]
     W = at.V - at.Y + part.combine(mine)
-    sweep(
+    descent_sweep(
         part.points, part.queries, part.sizes, part.plus, part.minus, part.start, shuffled.permutation(part.busy),
         part.curvature, part.target, part.low, np.full(len(part), np.inf), 0.0, mine, W, SWEEPS,
     )  # fmt: skip
@@ -84,7 +87,7 @@ def _step(
     return W, _Point(V, ahead - V, multipliers)
 
 
-def _better(rows: Rows, best: Found | None, at: _Point) -> Found:
+def _better(rows: ConstraintRows, best: SolverResult | None, at: _Point) -> SolverResult:
     """The best bounds so far: of V from above, of the multipliers from below."""
     least = float(rows.margins(at.V).min())
     upper = float(np.linalg.norm(at.V, "nuc")) / least if least > 0 else math.inf
@@ -95,5 +98,5 @@ def _better(rows: Rows, best: Found | None, at: _Point) -> Found:
     else:
         W, upper = best.W, best.upper
     if best is None or lower > best.lower:
-        return Found(at.multipliers / size if size else at.multipliers, W, lower, upper)
+        return SolverResult(at.multipliers / size if size else at.multipliers, W, lower, upper)
     return replace(best, W=W, upper=upper)

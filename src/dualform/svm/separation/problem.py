@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dualform.errors import QueryError, SizeError
 
-from .constraint_rows import Rows
+from .constraint_rows import ConstraintRows
 
 Selected = Int[Tensor, " n"] | Bool[Tensor, "n T"]
 
@@ -77,11 +77,11 @@ class Problem:
         return self.selected.long().argmax(1)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> ConstraintRows:
         """One row for each token that is to score below a selected one, and for each that is to score alike."""
         return self.rows_with(torch.zeros(self.selected.shape, dtype=torch.float64))
 
-    def rows_with(self, alike: Float[Tensor, "n T"], *, masked: bool = True) -> Rows:
+    def rows_with(self, alike: Float[Tensor, "n T"], *, masked: bool = True) -> ConstraintRows:
         """The rows where selected tokens are to score below the first by given amounts, with or without the rest."""
         wanted = ~self.hidden & (self.selected | masked)
         wanted[torch.arange(len(wanted)), self.chosen] = False
@@ -95,7 +95,7 @@ class Problem:
             points, queries = (x if at is None else x @ at for x, at in ((points, self.left), (queries, self.right)))
         target = torch.where(equal, alike[query, token].double(), 1.0)
         arrays = (points, queries, query, plus, minus, target, equal, query * wanted.shape[1] + token)
-        return Rows(*(np.ascontiguousarray(each.numpy()) for each in arrays))
+        return ConstraintRows(*(np.ascontiguousarray(each.numpy()) for each in arrays))
 
     def _points(
         self, of: Int[Tensor, " r"], plus: Int[Tensor, " r"], minus: Int[Tensor, " r"]
@@ -138,7 +138,7 @@ class Problem:
         found = found if self.left is None else self.left @ found
         return found if self.right is None else found @ self.right.mT
 
-    def table(self, rows: Rows, values: Float[np.ndarray, " r"]) -> Float[Tensor, "n T"]:
+    def table(self, rows: ConstraintRows, values: Float[np.ndarray, " r"]) -> Float[Tensor, "n T"]:
         """Numbers of rows, back in the table of queries and tokens, with zeros elsewhere."""
         flat = torch.zeros(self.selected.numel(), dtype=torch.float64)
         flat[torch.from_numpy(rows.place)] = torch.from_numpy(values)

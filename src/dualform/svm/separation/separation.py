@@ -18,17 +18,17 @@ from torch import Tensor
 from dualform.errors import QueryError, SizeError
 
 from . import frobenius, nuclear
-from .constraint_rows import Rows
-from .frobenius import Found, Settings
+from .constraint_rows import ConstraintRows
+from .frobenius import SolverResult, SolverSettings
 from .problem import Problem, Selected
 
 Norm = Literal["frobenius", "nuclear"]
-Loss = Literal["hinge", "squared"]
-Thing = TypeVar("Thing")
+MarginLoss = Literal["hinge", "squared"]
+PassedOn = TypeVar("PassedOn")
 
 
 @dataclass(frozen=True)
-class Certificate:
+class InfeasibilityCertificate:
     r"""Why no W separates: multipliers λ, weighted to 1, whose rows cancel, :math:`M(\lambda) = 0`.
 
     Every W would have :math:`\langle M(\lambda), W\rangle \ge 1`, so none with a norm below ``bound`` = 1/``left``
@@ -70,7 +70,7 @@ class Separation:
     tolerance: float
     epochs: int
     seconds: float
-    certificate: Certificate | None = None
+    certificate: InfeasibilityCertificate | None = None
     found: Float[Tensor, "x z"] | None = None
 
     @property
@@ -98,7 +98,7 @@ class Separation:
         singular = torch.linalg.svdvals(self.W)
         return int((singular > cut * singular[0]).sum())
 
-    def _there(self, thing: Thing | None) -> Thing:
+    def _there(self, thing: PassedOn | None) -> PassedOn:
         if thing is None or self.feasible is False:
             raise QueryError(
                 f"no W separates these selected tokens: {self.certificate}. Look at .feasible first; a soft margin "
@@ -122,7 +122,7 @@ class Separation:
 def fit(
     tokens: Float[Tensor, "s T x"], queries: Float[Tensor, "n z"], selected: Selected, norm: Norm = "frobenius", *,
     sequence: Int[Tensor, " n"] | None = None, hidden: Bool[Tensor, "n T"] | None = None, C: float = math.inf,
-    loss: Loss = "hinge", tolerance: float | None = None, epochs: int | None = None, seconds: float = math.inf,
+    loss: MarginLoss = "hinge", tolerance: float | None = None, epochs: int | None = None, seconds: float = math.inf,
     start: Separation | None = None, shrink: bool = True, working: int | None = None,
     logits: Float[Tensor, "n T"] | None = None, reduce: bool = True,
 ) -> Separation:  # fmt: skip
@@ -151,14 +151,16 @@ def fit(
         raise SizeError(f"logits= are (queries, tokens) = {tuple(problem.selected.shape)}: not {tuple(logits.shape)}.")
     if norm == "nuclear" and soft:
         raise QueryError(f"C={C}: a soft margin is for the Frobenius norm.")
-    settings = Settings(C, loss == "squared", tolerance, epochs, seconds, shrink, working=working)
+    settings = SolverSettings(C, loss == "squared", tolerance, epochs, seconds, shrink, working=working)
     begin = None if start is None else _carried(problem, start)
     first = None if logits is None else -logits.detach().cpu().double().flatten().numpy()[problem.rows.place]
     solve = frobenius.solve if norm == "frobenius" else nuclear.solve
     return separation(problem, norm, settings, problem.rows, solve(problem.rows, settings, begin, first))
 
 
-def separation(problem: Problem, norm: Norm, settings: Settings, rows: Rows, found: Found) -> Separation:
+def separation(
+    problem: Problem, norm: Norm, settings: SolverSettings, rows: ConstraintRows, found: SolverResult
+) -> Separation:
     """What a solver found, in the words of tokens and queries. Equalities that are missed leave it undecided."""
     apart = found.residual > settings.tolerance * float(np.abs(rows.target).max(initial=0))
     table, proved = problem.table(rows, found.multipliers), found.proof is not None
@@ -167,7 +169,7 @@ def separation(problem: Problem, norm: Norm, settings: Settings, rows: Rows, fou
         problem, norm, False if proved else None if math.isinf(found.upper) or apart else True, table,
         math.inf if proved else found.lower, found.upper, math.nan if proved else found.gap, found.residual,
         settings.tolerance, found.epochs, found.seconds,
-        Certificate(table, left, left / terms if terms else 0.0) if proved else None,
+        InfeasibilityCertificate(table, left, left / terms if terms else 0.0) if proved else None,
         None if proved else problem.whole(found.W),
     )  # fmt: skip
 

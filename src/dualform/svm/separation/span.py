@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .constraint_rows import Array, Rows
+from .constraint_rows import Array, ConstraintRows
 from .problem import Problem
 
 ROUNDS, ENOUGH, CLOSE = 1000, 1e-12, 1e-6
@@ -32,7 +32,7 @@ class Smallest(NamedTuple):
     missed: Float[Array, " r"]
 
 
-def smallest(rows: Rows, target: Float[Array, " r"]) -> Smallest:
+def smallest(rows: ConstraintRows, target: Float[Array, " r"]) -> Smallest:
     """The smallest W with δᵀWz = target for every row, or as nearly as there is one.
 
     Where there is none, what is missed is orthogonal to all that a W can do: M(missed) = 0.

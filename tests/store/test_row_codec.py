@@ -7,13 +7,13 @@ from helpers import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.store import COMPUTED, STORED, Desk, Encoded, Room, all_finite, encode, encode_into
+from dualform.store import COMPUTED, STORED, EncodedRows, EncodingWorkspace, RowTarget, all_finite, encode, encode_into
 
 HALF = 2.0**-11
 """Half a unit in the last place of float16."""
 
 
-def decoded(encoded: Encoded) -> torch.Tensor:
+def decoded(encoded: EncodedRows) -> torch.Tensor:
     """Row i stands for values[i] · 2**exponents[i]."""
     values, exponents = encoded
     return values.double() if exponents is None else values.double() * torch.exp2(exponents.double()).unsqueeze(1)
@@ -122,17 +122,17 @@ def test_all_finite_looks_at_every_entry(values, precision):
     assert all_finite(torch.tensor(values, dtype=precision)) == bool(np.isfinite(values).all())
 
 
-def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: Desk | None) -> list[tuple[torch.Tensor, bool]]:
+def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: EncodingWorkspace | None) -> list[tuple[torch.Tensor, bool]]:
     """All rows decoded, and whether they are finite."""
     made = [
-        Room(rows, torch.empty(rows.shape, dtype=torch.float16), np.zeros(len(rows), np.int16), scaled)
+        RowTarget(rows, torch.empty(rows.shape, dtype=torch.float16), np.zeros(len(rows), np.int16), scaled)
         for rows, scaled in rooms
     ]
     copied = encode_into(made, desk)
     for (rows, _), seen in zip(rooms, copied, strict=True):
         assert not seen.finite or seen.square == pytest.approx(float(rows.double().square().sum()), rel=1e-5)
     return [
-        (decoded(Encoded(r.values, torch.from_numpy(r.exponents))), seen.finite)
+        (decoded(EncodedRows(r.values, torch.from_numpy(r.exponents))), seen.finite)
         for r, seen in zip(made, copied, strict=True)
     ]
 
@@ -144,7 +144,7 @@ def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: Desk | None) -> list[t
 )
 def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
     """The rows of a pass are encoded together, in any sizes, rows of zeros among them: as each would be alone."""
-    random, desk = torch.Generator().manual_seed(seed), Desk()
+    random, desk = torch.Generator().manual_seed(seed), EncodingWorkspace()
     for sizes in passes:
         rooms = []
         for i, power in enumerate(sizes):
@@ -164,7 +164,7 @@ def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_one_bad_number_on_a_desk_is_told_from_the_others(bad):
-    desk = Desk()
+    desk = EncodingWorkspace()
     good, broken = torch.ones(3, 4), torch.ones(3, 4)
     on_desk([(good, True), (good, False)], desk)
     broken[1, 2] = bad

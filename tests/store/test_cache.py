@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.store import Kept
-from dualform.store.cache import size_of
+from dualform.store import AnswerCache
+from dualform.store.cache import bytes_of_answer
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), max_size=60), st.integers(1, 100))
 def test_it_never_takes_more_than_it_may_and_the_last_is_always_there(asked, most):
-    kept, made = Kept(most), []
+    kept, made = AnswerCache(most), []
     for key, size in asked:
         before = kept.get(key)
         found = kept(key, lambda key=key, size=size: made.append(key) or np.zeros(size, np.int8))
@@ -24,7 +24,7 @@ def test_it_never_takes_more_than_it_may_and_the_last_is_always_there(asked, mos
 
 
 def test_what_was_used_last_stays_longest():
-    kept = Kept(20)
+    kept = AnswerCache(20)
     for key in "ab":
         kept(key, lambda: np.zeros(10, np.int8))
     kept("a", lambda: np.zeros(10, np.int8))
@@ -33,7 +33,7 @@ def test_what_was_used_last_stays_longest():
 
 
 def test_things_of_a_kind_can_be_found():
-    kept = Kept()
+    kept = AnswerCache()
     kept[("ledger", 1)], kept[("ledger", 2)], kept["ledger"] = "one", "two", "other"
     assert kept.all("ledger") == ["two", "one"]
 
@@ -45,5 +45,5 @@ def test_the_size_of_a_value_is_that_of_its_arrays():
         b: dict
 
     value = Both(torch.zeros(3, dtype=torch.float64), {"x": [np.zeros(5, np.float32), "text"], "y": 7})
-    assert size_of(value) == 24 + 20
-    assert size_of((1, 2, 3)) == size_of("text") == size_of(None) == 0
+    assert bytes_of_answer(value) == 24 + 20
+    assert bytes_of_answer((1, 2, 3)) == bytes_of_answer("text") == bytes_of_answer(None) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 import dualform
-from dualform.engine import Best, GroupSums, Queries, View, coefficients, scan
+from dualform.engine import GroupSums, LayerQueries, StoreView, TopSlots, coefficients, scan
 from dualform.store import Store
 from dualform.types import DType, Order, Score
 
@@ -62,7 +62,7 @@ def ordered(score: np.ndarray, order: str, k: int) -> list[int]:
     return sorted(shown, key=lambda i: (-key[i], i))[:k]
 
 
-def queries_of(seed, examples, rows, coarse) -> Queries:
+def queries_of(seed, examples, rows, coarse) -> LayerQueries:
     random = torch.Generator().manual_seed(seed + 1)
     parts = [
         torch.randint(-1, 2, (examples * rows, d), generator=random).double()
@@ -70,10 +70,10 @@ def queries_of(seed, examples, rows, coarse) -> Queries:
         else torch.randn(examples * rows, d, generator=random, dtype=torch.float64)
         for d in (3, 2)
     ]
-    return Queries(parts[0], parts[1], rows)
+    return LayerQueries(parts[0], parts[1], rows)
 
 
-def full(store: Store, queries: Queries, view: View):
+def full(store: Store, queries: LayerQueries, view: StoreView):
     naive = Naive(store.path)
     assert queries.directions is not None
     rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
@@ -96,11 +96,11 @@ def test_the_best_slots_are_those_of_the_full_matrix(
 ):
     store = random_memory(tmp_path_factory.mktemp("memory"), sizes, seed, coarse=coarse)
     visible = np.random.default_rng(seed).random(sum(sizes)) < 0.6 if masked else None
-    view = View(data.draw(st.integers(0, len(sizes))), visible)
+    view = StoreView(data.draw(st.integers(0, len(sizes))), visible)
     queries = queries_of(seed, examples, rows, coarse)
     scores = full(store, queries, view)
     of_step = coefficients(store, "0.weight", view.horizon).of_step
-    asked = {(s, o): Best(k, examples, s, o) for s in SCORES for o in ORDERS}
+    asked = {(s, o): TopSlots(k, examples, s, o) for s in SCORES for o in ORDERS}
     with cut(*parts):
         scan(store, "0", view, queries, list(asked.values()), of_step=[of_step])
     for (score, order), best in asked.items():
@@ -121,10 +121,10 @@ def test_the_best_slots_are_those_of_the_full_matrix(
 def test_many_equal_candidates_keep_the_order_of_training(k, order, tmp_path):
     """Far more slots beat the worst of the best than there are places, and most of them are equal."""
     store = random_memory(tmp_path, [30, 40, 50], 1, coarse=True, shards=False)
-    queries, view = queries_of(1, 4, 1, coarse=True), View(3)
+    queries, view = queries_of(1, 4, 1, coarse=True), StoreView(3)
     scores = full(store, queries, view)
     for rows in (25, 60, 4096):
-        asked = {score: Best(k, 4, score, order) for score in SCORES}
+        asked = {score: TopSlots(k, 4, score, order) for score in SCORES}
         with cut(1, rows, 2):
             scan(store, "0", view, queries, list(asked.values()), of_step=[coefficients(store, "0.weight", 3).of_step])
         for score, best in asked.items():
@@ -148,7 +148,7 @@ def test_sums_over_groups_are_those_of_the_full_matrix(
     store = random_memory(tmp_path_factory.mktemp("memory"), sizes, seed)
     random = np.random.default_rng(seed)
     visible = random.random(sum(sizes)) < 0.6 if masked else None
-    view = View(data.draw(st.integers(0, len(sizes))), visible)
+    view = StoreView(data.draw(st.integers(0, len(sizes))), visible)
     group = random.integers(groups, size=sum(sizes))
     queries = queries_of(seed, 2, rows, coarse=False)
     scores = full(store, queries, view)
@@ -170,14 +170,14 @@ def test_many_queries_against_many_blocks_are_the_full_matrix(dtype, rows, tmp_p
     assert store.slots("0") == sum(sizes)
     wide = queries_of(3, examples, rows, coarse=False)
     assert wide.directions is not None
-    queries = Queries(wide.rows.to(store.compute), wide.directions.to(store.compute), rows)
-    scores = full(store, wide, View(3))
+    queries = LayerQueries(wide.rows.to(store.compute), wide.directions.to(store.compute), rows)
+    scores = full(store, wide, StoreView(3))
     group = np.random.default_rng(0).integers(80, size=sum(sizes))
     best, few, many = (
-        Best(5, examples, "contribution", "largest"),
+        TopSlots(5, examples, "contribution", "largest"),
         *(GroupSums(g, examples, "abs", lambda b, g=g: group[b.visits] % g) for g in (10, 80)),
     )
-    scan(store, "0", View(3), queries, [best, few, many], of_step=[coefficients(store, "0.weight", 3).of_step])
+    scan(store, "0", StoreView(3), queries, [best, few, many], of_step=[coefficients(store, "0.weight", 3).of_step])
     bar = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-4}[dtype]  # the naive reader decodes the same float16
     expected = scores["contribution"].topk(5, dim=1).values
     close(scores["contribution"].gather(1, torch.as_tensor(best.slot)), expected, bar)

@@ -13,7 +13,7 @@ from dualform.attention import ATTENTIONS, Heads, build
 from dualform.errors import ModelMismatch, QueryError
 from dualform.models import SeriesClassifier, TransformerLM
 from dualform.svm import look
-from dualform.svm.heads.head_inputs import Sight
+from dualform.svm.heads.head_inputs import HeadInputs
 
 PADDING = torch.zeros(3, 9, dtype=torch.bool)
 PADDING[0, 6:] = PADDING[2, 8:] = True
@@ -23,12 +23,12 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def weights_of(sight: Sight, head: int) -> Tensor:
+def weights_of(sight: HeadInputs, head: int) -> Tensor:
     """Attention weights by the matrix of a head, at all queries that are asked."""
     return sight.head(head).logits().softmax(1)
 
 
-def see_that_they_are(sights: list[Sight], weights: Tensor, space: str, within: float = 1e-10) -> None:
+def see_that_they_are(sights: list[HeadInputs], weights: Tensor, space: str, within: float = 1e-10) -> None:
     """Weights (batch, head, query, token) of a layer are those of its matrices."""
     for sight in sights:
         assert sight.space == space

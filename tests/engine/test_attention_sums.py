@@ -73,7 +73,7 @@ def test_many_queries_take_contributions_from_the_parts_of_the_weights(tmp_path)
     for layer in LAYERS:
         with no_scan(), mock.patch.object(parts, "A_GROUP", 0):
             fast = spot.by("label", layer=layer, progress=False)
-        with mock.patch.object(parts, "through_ledger", return_value=False):
+        with mock.patch.object(parts, "prefers_parameter_sums", return_value=False):
             slow = spot.by("label", layer=layer, progress=False)
         close(fast.values, slow.values)
         assert fast.residual is not None
@@ -85,7 +85,11 @@ def test_few_queries_are_not_worth_the_parts_of_the_weights(tmp_path):
     layer, _ = memory.store.layer("0")
     groups = parts.group_slots(memory.store, ["0"], "label")
     with mock.patch.object(parts, "A_GROUP", 0):
-        assert not parts.through_ledger(memory.store, layer, 2, groups, alone=True)  # 30 weights, 11 numbers a slot
-        assert parts.through_ledger(memory.store, layer, 3, groups, alone=True)
-        assert not parts.through_ledger(memory.store, layer, 3, groups, alone=False)
-    assert not parts.through_ledger(memory.store, layer, 3, groups, alone=True)  # nor are many groups of few slots
+        assert not parts.prefers_parameter_sums(
+            memory.store, layer, 2, groups, alone=True
+        )  # 30 weights, 11 numbers a slot
+        assert parts.prefers_parameter_sums(memory.store, layer, 3, groups, alone=True)
+        assert not parts.prefers_parameter_sums(memory.store, layer, 3, groups, alone=False)
+    assert not parts.prefers_parameter_sums(
+        memory.store, layer, 3, groups, alone=True
+    )  # nor are many groups of few slots
