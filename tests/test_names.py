@@ -140,9 +140,9 @@ def past_doors(path: Path) -> Iterator[str]:
         if not target.is_dir() and parts != inside[: len(parts)]:
             yield base
         for alias in node.names:
-            if target.is_dir() and (target / f"{alias.name}.py").is_file() and parts != inside[: len(parts)]:
-                if alias.name not in offered(target):
-                    yield f"{base}.{alias.name}"
+            is_module = target.is_dir() and (target / f"{alias.name}.py").is_file()
+            if is_module and parts != inside[: len(parts)] and alias.name not in offered(target):
+                yield f"{base}.{alias.name}"
             if alias.name.startswith("_") and not alias.name.startswith("__"):
                 yield f"{base}.{alias.name} is private"
 

@@ -102,7 +102,7 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         slots = spot.top(BEST, layer=layer, score="abs", position=-1, progress=False)
         sums = spot.by("start", layer=layer, score="abs", position=-1, places=True, progress=False)
         best = sums.values.topk(SHOWN, dim=1)
-        booked = memory.store.layer(layer)[0].booked
+        booked = memory.store.layer(layer)[0].in_ledger
         pulls = None if booked else spot.top(SHOWN, layer=layer, position=-1, progress=False)
         for i, each in enumerate(found):
             slot = [passage(text, place, articles) | {"times": n, "weight": w} for place, n, w in merged(slots[i])]

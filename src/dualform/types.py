@@ -47,12 +47,12 @@ class ModuleInfo:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a parameter lies in a layer's matrix: its columns there. ``turned`` where it holds their transpose."""
+    """Where a parameter lies in a layer's matrix: its columns there. ``transposed`` where it holds their transpose."""
 
     parameter: str
     begin: int
     end: int
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class LayerInfo:
         return self.d_in // self.parts
 
     @property
-    def booked(self) -> bool:
+    def in_ledger(self) -> bool:
         """Whether its parameters are explained by a ledger."""
         return self.keep in ("ledger", "keys+ledger")
 

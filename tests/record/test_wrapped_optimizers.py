@@ -17,6 +17,8 @@ DATA = batches(6, 4, 5, 3)
 def accelerated(path=None) -> nn.Module:
     """Training with accelerate's wrapped optimiser: two batches a step."""
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # a trainer of another test may have left
+    accelerate.state.GradientState._reset_state()  # its own behind: they belong to the process
     model = mlp(5, 4, 3)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = accelerator.prepare(model, optim.AdamW(model.parameters(), lr=1e-2))

@@ -4,22 +4,25 @@ from .allocating import Allocating
 from .batchnorm import BatchNormAttention
 from .cache import Cache
 from .conv import ConvAttention
+from .core import chosen, exact_ratio, split_heads, whole_number, wide
 from .dynamic import DynamicAttention
-from .expansion import Expansion
+from .expansion import Expansion, KernelName, feature_map
 from .grouped import GroupedQueryAttention
-from .heads import Heads
+from .heads import Heads, MultiHead
 from .history import Allocations, allocations
 from .key_driven import KeyDrivenAttention
 from .linear import LinearAttention
-from .load import load_from
+from .load import load_from, projections
+from .pairs import Padding
 from .perturbed import PerturbedAttention
+from .positions import TablePositions, sinusoids
 from .primal import PrimalAttention, from_primal
-from .relative import RelativeAttention
+from .relative import RelativeAttention, RelativeSoftmaxKernel
 from .relative_conv import ConvolvedAttention, RelativeConvAttention
 from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
-from .sparse import SparseAttention
-from .table import ATTENTIONS, build
+from .sparse import SparseAttention, SparseKernel
+from .table import ATTENTIONS, build, options_of
 from .windows import default_scales, keep_rate
 
 __all__ = [
@@ -34,19 +37,34 @@ __all__ = [
     "Expansion",
     "GroupedQueryAttention",
     "Heads",
+    "KernelName",
     "KeyDrivenAttention",
     "LinearAttention",
+    "MultiHead",
+    "Padding",
     "PerturbedAttention",
     "PrimalAttention",
     "RelativeAttention",
     "RelativeConvAttention",
+    "RelativeSoftmaxKernel",
     "ScaledHeadAttention",
     "SoftmaxAttention",
     "SparseAttention",
+    "SparseKernel",
+    "TablePositions",
     "allocations",
     "build",
+    "chosen",
     "default_scales",
+    "exact_ratio",
+    "feature_map",
     "from_primal",
     "keep_rate",
     "load_from",
+    "options_of",
+    "projections",
+    "sinusoids",
+    "split_heads",
+    "whole_number",
+    "wide",
 ]

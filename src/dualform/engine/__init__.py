@@ -16,7 +16,7 @@ from .dual import dual_forward
 from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
 from .parameter_sums import ParameterSum, dual_output, parameter_sum
 from .parameters_by_group import ParameterSplit, split_by_group
-from .preconditioned.recurrence import (
+from .preconditioned import (
     ParameterState,
     SlotGroups,
     advance,
@@ -24,9 +24,9 @@ from .preconditioned.recurrence import (
     backward_factors,
     precondition,
     replay,
+    scan_backwards,
     state_at,
 )
-from .preconditioned.scan import scan_backwards
 from .reductions import GroupSums, TopSlots, TopSlotsByGroup
 from .scan import LayerQueries, scan, weights_of
 from .stream import StoreView, stream

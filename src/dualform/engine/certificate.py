@@ -89,7 +89,7 @@ def certify(
 
 def preconditioned_parameters(store: Store) -> list[str]:
     """The parameters that a rule with a preconditioner explains."""
-    return [name for name in store.parameters if store.shaped(name)]
+    return [name for name in store.parameters if store.is_preconditioned(name)]
 
 
 def ledger_parameters(store: Store) -> list[str]:

@@ -14,7 +14,7 @@ def coefficients(store: Store, parameter: str, horizon: int, of: str = "weight")
             "α can be asked (score='weight' or 'abs'). For contributions record with keep='slots' and an optimiser "
             "that has a rule."
         )
-    return store.kept(
+    return store.cache(
         ("coefficients", parameter, horizon, of),
         lambda: sweep(*store.schedule(parameter)[:3], horizon, store.steps, of=of),
     )

@@ -33,7 +33,7 @@ def layer_sums(
     return {
         name: ParameterSum(layer, name, coefficients(store, name, horizon, of).of_step, **options)
         for name in layer.parameters
-        if store.parameters[name].by_slots and not store.shaped(name)
+        if store.parameters[name].by_slots and not store.is_preconditioned(name)
     }
 
 

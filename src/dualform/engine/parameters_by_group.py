@@ -14,7 +14,7 @@ from dualform.store import LedgerState, Store
 
 from .layer_sums import explained_layers, initial_part, layer_sums
 from .parameter_sums import parameter_sum
-from .preconditioned.recurrence import SlotGroups, replay
+from .preconditioned import SlotGroups, replay
 from .stream import StoreView
 
 
@@ -39,7 +39,7 @@ def split_by_group(
     wanted = list(names)
     booked = [name for name in wanted if store.parameters[name].kind == "ledger"]
     wanted_by_slots = [name for name in wanted if name not in booked]
-    shaped = [name for name in wanted_by_slots if store.shaped(name)]
+    shaped = [name for name in wanted_by_slots if store.is_preconditioned(name)]
     found = {name: _nothing(store, view, name, groups) for name in wanted_by_slots if name not in shaped}
     for layer in explained_layers(store):
         if view.horizon and any(name in found for name in layer.parameters):

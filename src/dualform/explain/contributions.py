@@ -26,8 +26,7 @@ from dualform.types import LayerInfo
 from .answers import Groups
 from .groups import GroupAndPosition, GroupOfSlot, group_slots
 from .ledger import LARGEST
-from .query.capture import apply
-from .query.layer_queries import LayerQuestion
+from .query import LayerQuestion, apply
 
 A_GROUP = 4e6
 """Products that would take as long as what each group of a ledger costs besides."""
@@ -89,14 +88,14 @@ def without_scan(
         return sums_of_weights(store, view, asked, queries, column, groups, watch) if alone else None
     if not prefers_parameter_sums(store, asked.info, len(queries), groups, alone):
         return None
-    return bias_parts_from_ledger(store, view, asked, queries, column, groups, watch)
+    return parts_from_ledger(store, view, asked, queries, column, groups, watch)
 
 
 def prefers_parameter_sums(store: Store, info: LayerInfo, queries: int, groups: GroupOfSlot, alone: bool) -> bool:
     """Whether sums of contributions come from the parts of the weights: where other layers feed them too, or where
     that is less work than a scan or a sweep for them ``alone``.
     """
-    if info.booked or is_shared(store, info):
+    if info.in_ledger or is_shared(store, info):
         return True
     weights = sum(store.parameters[name].size for name in info.weights)
     if not alone or 8 * len(groups.names) * weights > LARGEST:
@@ -115,7 +114,7 @@ def is_shared(store: Store, info: LayerInfo) -> bool:
 
 def is_preconditioned(store: Store, info: LayerInfo) -> bool:
     """Whether a preconditioned rule explains the weights of a layer."""
-    return any(store.shaped(name) for name in info.weights)
+    return any(store.is_preconditioned(name) for name in info.weights)
 
 
 def sums_of_weights(
@@ -132,14 +131,14 @@ def sums_of_weights(
     positive = asked.info.indexed or bool((queries.rows >= 0).all())
     if not sums_fit_in_memory(store, layer, len(groups.names)) or not (signed or positive):
         return None
-    sums = store.kept(
+    sums = store.cache(
         ("keys", layer, column, groups.names, view.key, signed),
         lambda: key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch),
     )
     return None if sums is None else summed_weights(queries, sums, indexed=asked.info.indexed)
 
 
-def bias_parts_from_ledger(
+def parts_from_ledger(
     store: Store,
     view: StoreView,
     asked: LayerQuestion,
@@ -160,9 +159,9 @@ def bias_parts_from_ledger(
 
 def initial_weight(store: Store, view: StoreView, name: str, column: str, groups: GroupOfSlot) -> Float[Tensor, "..."]:
     """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
-    if store.parameters[name].by_slots and not store.shaped(name):
+    if store.parameters[name].by_slots and not store.is_preconditioned(name):
         return initial_part(store, name, view.horizon)
-    if _split_key(name, column, groups, view) not in store.kept and store.shaped(name):
+    if _split_key(name, column, groups, view) not in store.cache and store.is_preconditioned(name):
         column, groups = (
             "",
             GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64)),
@@ -198,10 +197,10 @@ def kept_split(
             f"{len(groups.names):,} groups of '{column}' are too many for the parts of {list(names)[:3]} "
             f"({size / 2**30:.1f} GiB). Choose a coarser column."
         )
-    missing = [name for name, key in keys.items() if key not in store.kept]
+    missing = [name for name, key in keys.items() if key not in store.cache]
     found = split_by_group(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
     again = partial(split_by_group, store, view, group_of=groups, groups=len(groups.names), watch=watch)
     return {
-        name: store.kept(key, lambda name=name: found.get(name) or again(names=[name])[name])
+        name: store.cache(key, lambda name=name: found.get(name) or again(names=[name])[name])
         for name, key in keys.items()
     }

@@ -12,7 +12,7 @@ from dualform.store import Store, split_by_parameter
 from dualform.types import LayerInfo
 
 from .answers import Hits
-from .query.layer_queries import LayerQuestion
+from .query import LayerQuestion
 
 
 def hits_of(store: Store, view: StoreView, asked: LayerQuestion, queries: LayerQueries, best: TopSlots) -> Hits:
@@ -56,7 +56,7 @@ def weigh_slots(
     rows = queries.rows.unflatten(0, (n, -1))
     weight = (rows == keys.mT).to(keys.dtype) if info.indexed else torch.einsum("nrd,nkd->nrk", rows, keys)
     explained = info.keep == "slots" and all(store.parameters[name].by_slots for name in info.weights)
-    if not explained or queries.directions is None or any(store.shaped(name) for name in info.weights):
+    if not explained or queries.directions is None or any(store.is_preconditioned(name) for name in info.weights):
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
     step, factor = calls.step[calls.of(flat)], calls.factor[calls.of(flat)]

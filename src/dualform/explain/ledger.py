@@ -72,7 +72,7 @@ def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], prog
         return LedgerParts(view.horizon, visits, groups.of_visit[visits], parts)
 
     kind = "ledger" if view.visible is None else "ledger of a part"
-    parts = store.kept((kind, view.key, groups.of_visit.tobytes()), make).parts
+    parts = store.cache((kind, view.key, groups.of_visit.tobytes()), make).parts
     used = [
         i
         for i, name in enumerate(groups.names)

@@ -21,11 +21,9 @@ from dualform.types import Mark
 from .certificate import Certificate
 from .filters import Filter, matching, named
 from .ledger import Ledger, first_names, make_ledger
+from .linear_functional import LinearFunctional
 from .model_identity import check_samples, foreign_frozen, is_network_of
-from .query.capture import run_model
-from .query.linear_functional import LinearFunctional
-from .query.model_shadow import shadow_of
-from .query.targets import Target
+from .query import Target, run_model, shadow_of
 from .spotlight import Spotlight
 from .visit_norms import visit_sizes
 from .weights import explained, kept_network, network, one_parameter
@@ -175,7 +173,7 @@ class Memory:
         """The weights that the memory holds itself: all but large frozen ones."""
         self._see_that_masks_count()
         self._see_that_all_is_held()
-        return self.store.kept(("weights", self.view.key), lambda: network(self.store, self.view, progress))
+        return self.store.cache(("weights", self.view.key), lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""

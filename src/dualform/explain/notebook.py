@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from dualform.errors import QueryError
 
 from .contributions import is_preconditioned
-from .query.targets import examples_first, logits_of
+from .query import examples_first, logits_of
 
 if TYPE_CHECKING:
     from .spotlight import Spotlight

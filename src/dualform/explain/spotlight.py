@@ -31,10 +31,7 @@ from .contributions import group_parts, is_preconditioned, is_shared, output_par
 from .groups import Stretches, group_slots
 from .hits import hits_of
 from .notebook import spotlight_html
-from .query.capture import Capture, apply, capture
-from .query.example_axis import first_axis
-from .query.layer_queries import LayerQuestion
-from .query.targets import Target, target_key
+from .query import Capture, LayerQuestion, Target, apply, capture, first_axis, target_key
 
 if TYPE_CHECKING:
     from .memory import Memory
@@ -181,7 +178,7 @@ class Spotlight:
         _at_least(0, "timeline", timeline)
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
-        if info.booked and ((top or timeline) if score == "contribution" else info.keep == "ledger"):
+        if info.in_ledger and ((top or timeline) if score == "contribution" else info.keep == "ledger"):
             raise QueryError(
                 f"of layer '{layer}' a ledger by '{store.manifest.by}' was kept and no slots, so it can only be asked "
                 f"for by({store.manifest.by!r}, layer={layer!r}). For top examples record with keep='slots'."
@@ -229,7 +226,7 @@ class Spotlight:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
         rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
-            if is_preconditioned(store, info) or is_shared(store, info) or info.booked:
+            if is_preconditioned(store, info) or is_shared(store, info) or info.in_ledger:
                 parts = split_by_group(store, view, info.weights, watch=watch)
                 out = apply(info, assemble_matrix(info, {name: part.total for name, part in parts.items()}), rows)
             else:

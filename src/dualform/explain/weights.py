@@ -39,7 +39,7 @@ def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tens
         parts = split_by(store, view, explained(store), progress) if view.horizon else {}
         exact = {name: part.total for name, part in parts.items()}
         if view.visible is None:
-            store.kept[("exact", view.horizon)] = exact
+            store.cache[("exact", view.horizon)] = exact
     return {
         p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
         for p in _kept(store, view.horizon)
@@ -55,7 +55,7 @@ def _kept(store: Store, step: int) -> list[ParameterInfo]:
 def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters from a ledger whose groups the mask hides or shows as a whole; None without one."""
     assert view.visible is not None
-    for book in store.kept.all("ledger"):
+    for book in store.cache.all("ledger"):
         if book.horizon == view.horizon and (shown := book.shown(view.visible)) is not None:
             return {name: part.initial + part.groups[shown].sum(0) for name, part in book.parts.items()}
     return None
@@ -64,8 +64,8 @@ def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | No
 def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters less what the mask hides: where all of them are known, and it hides less than half."""
     assert view.visible is not None
-    whole = store.kept.get(("exact", view.horizon))
-    if whole is None or any(store.shaped(name) or not store.parameters[name].by_slots for name in whole):
+    whole = store.cache.get(("exact", view.horizon))
+    if whole is None or any(store.is_preconditioned(name) or not store.parameters[name].by_slots for name in whole):
         return None
     layers = explained_layers(store)
     if any((store.calls(layer.name).visit < 0).any() for layer in layers):  # slots that no mask can hide

@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dualform.attention import build
-from dualform.attention.core import chosen
-from dualform.attention.pairs import Padding
+from dualform.attention import Padding, build, chosen
 from dualform.errors import SizeError
 
 Activation = Literal["gelu", "relu"]

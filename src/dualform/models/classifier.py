@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attention.pairs import Padding
+from dualform.attention import Padding
 
 from .block import TransformerBlock, places, small_normal
 

@@ -7,10 +7,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from dualform.attention import Heads, SoftmaxAttention, build, load_from
-from dualform.attention.load import projections
-from dualform.attention.relative import RelativeSoftmaxKernel
-from dualform.attention.table import options_of
+from dualform.attention import Heads, RelativeSoftmaxKernel, SoftmaxAttention, build, load_from, options_of, projections
 from dualform.errors import SizeError
 
 from .segments import SegmentLM, see_that_it_reads_on

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attention import ATTENTIONS, ConvAttention, Heads
-from dualform.attention.core import whole_number
-from dualform.attention.positions import TablePositions, sinusoids
+from dualform.attention import ATTENTIONS, ConvAttention, Heads, TablePositions, sinusoids, whole_number
 from dualform.errors import SizeError
 
 from .block import Activation, TransformerBlock

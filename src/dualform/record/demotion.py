@@ -9,13 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .plan.recording_plan import RecordingPlan
-from .shards.shard_builder import ShardBuilder
-from .state.rest_snapshots import auto_interval
-from .training.backward_hooks import BackwardHooks
-from .training.parameter_step import ParameterUpdate
-from .verify.gradient_follower import GradientFollower
-from .verify.marks import Marks
+from .plan import RecordingPlan
+from .shards import ShardBuilder
+from .state import auto_interval
+from .training import BackwardHooks, ParameterUpdate
+from .verify import GradientFollower, Marks
 
 FUNCTIONAL = (
     "it has a gradient, but no recorded call of its layer made it (functional use of the weight, or the layer's "

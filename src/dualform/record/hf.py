@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dualform.errors import NoteError, RecordError, require
 
-from .hooks.method_wrapper import wrapped_method
-from .plan.wrapped_optimizers import unwrapped
+from .hooks import wrapped_method
+from .plan import unwrapped
 from .trainer_session import NotedColumns, TrainerSession, refuse_shared
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dualform.store import Store
 
-from .plan.recording_plan import RecordingPlan
-from .state.resume import is_kept
+from .plan import RecordingPlan
+from .state import is_kept
 
 NOT_RECORDED = (
     "it joined the optimiser after recording began, and its layer cannot be recorded from there on (several processes, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.errors import require
 
-from .hooks.method_wrapper import wrapped_method
+from .hooks import wrapped_method
 from .trainer_session import NotedColumns, TrainerSession, refuse_shared
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -17,20 +17,13 @@ from dualform.rules import Rule
 from dualform.types import Transition
 
 from .demotion import Demotion
-from .hooks.interrupts import Interrupts
-from .hooks.uncompiled import uncompiled
-from .plan.recording_plan import RecordingPlan
-from .shards.shard_builder import ShardBuilder
-from .shards.size_report import SizeReport
-from .slots.batch_columns import BatchColumns
-from .state.create import state_tensors
-from .training.backward_hooks import BackwardHooks
-from .training.live_ledger import LedgerStep
-from .training.parameter_step import ParameterUpdate
-from .training.rule_audit import RuleAudit
-from .verify.gradient_probe import probe_gradients
-from .verify.marks import Marks
-from .verify.weight_samples import WeightSamples
+from .hooks import Interrupts, uncompiled
+from .plan import RecordingPlan
+from .shards import ShardBuilder, SizeReport
+from .slots import BatchColumns
+from .state import state_tensors
+from .training import BackwardHooks, LedgerStep, ParameterUpdate, RuleAudit
+from .verify import Marks, WeightSamples, probe_gradients
 
 FINE = torch.finfo(torch.float64).eps
 """Parameters of this precision are multiplied by numbers as they are, all others by their float32."""

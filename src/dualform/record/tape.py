@@ -28,30 +28,25 @@ from dualform.store import (
 )
 from dualform.types import DType, Ended, Keep
 
-from .distributed.process_group import find_ranks
-from .hooks.interrupts import Interrupts
-from .hooks.method_wrapper import wrapped_method
+from .distributed import find_ranks
+from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
-from .plan.options import RecordOptions
-from .plan.recording_plan import RecordingPlan, make_plan
-from .plan.wrapped_optimizers import plain_optimizers
-from .rows.row_credit import RowCredit
-from .shards.shard_builder import ShardBuilder
-from .shards.size_report import SizeReport
-from .slots.batch_columns import BatchColumns
-from .state.create import create_memory, states_of
-from .state.frozen_weights import FrozenWeightTracker
-from .state.rest_snapshots import RestSnapshots
-from .state.resume import demote_again, resume_memory
-from .state.state_checkpoints import StateCheckpoints
+from .plan import RecordingPlan, RecordOptions, make_plan, plain_optimizers
+from .rows import RowCredit
+from .shards import ShardBuilder, SizeReport
+from .slots import BatchColumns
+from .state import (
+    FrozenWeightTracker,
+    RestSnapshots,
+    StateCheckpoints,
+    create_memory,
+    demote_again,
+    resume_memory,
+    states_of,
+)
 from .step_hooks import StepHooks
-from .training.backward_hooks import BackwardHooks
-from .training.live_ledger import LiveLedger, states_by_name
-from .training.outside_changes import OutsideChanges
-from .verify.gradient_follower import GradientFollower
-from .verify.live_certificate import LiveCertificate
-from .verify.marks import Marks
-from .verify.weight_samples import WeightSamples
+from .training import BackwardHooks, LiveLedger, OutsideChanges, states_by_name
+from .verify import GradientFollower, LiveCertificate, Marks, WeightSamples
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""

@@ -9,13 +9,23 @@ from markupsafe import Markup
 
 from dualform.errors import QueryError
 
-from .views.explorer import ExamplePlace, Explorer
-from .views.prediction import PredictionQuestion, PredictionView, predict
-from .views.render import render, style
-from .views.run import run
-from .views.training import TrainingSetQuestion, TrainingSetView, training_set
-from .views.whatif import WhatIfMasks, WhatIfView, what_if
-from .views.work import PendingWork
+from .views import (
+    ExamplePlace,
+    Explorer,
+    PendingWork,
+    PredictionQuestion,
+    PredictionView,
+    TrainingSetQuestion,
+    TrainingSetView,
+    WhatIfMasks,
+    WhatIfView,
+    predict,
+    render,
+    run,
+    style,
+    training_set,
+    what_if,
+)
 
 SHOWN, LOOKED_AT = 8, 2000
 """Training examples for each prediction, and test examples among which the report chooses its own."""

@@ -4,37 +4,37 @@ from .blocks import Block, CallTable
 from .cache import AnswerCache
 from .fingerprint_table import entry_sample, entry_samples_at, sampled_entries
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
-from .format.fingerprint import EntrySample
-from .format.layer_matrix import (
+from .format import (
+    COMPUTED,
     INDEX,
+    STORED,
+    CallRow,
+    EncodedRows,
+    EncodingWorkspace,
+    EntrySample,
+    LedgerEntry,
+    LedgerState,
+    Manifest,
+    ParameterStep,
+    RowTarget,
+    Shard,
+    all_finite,
     assemble_matrix,
     bytes_a_row,
+    encode,
+    encode_into,
     gradient_from,
     matrix_columns,
     parameter_columns,
     piece_of,
     piece_slices,
+    read_manifest,
     split_by_parameter,
-)
-from .format.ledger_file import LedgerEntry, LedgerState
-from .format.manifest import Manifest, Shard, read_manifest
-from .format.row_codec import (
-    COMPUTED,
-    STORED,
-    EncodedRows,
-    EncodingWorkspace,
-    RowTarget,
-    all_finite,
-    encode,
-    encode_into,
     square_of,
+    write_tensors,
 )
-from .format.safetensors_file import write_tensors
-from .format.tables import CallRow, ParameterStep
 from .inference_mode import outside_inference_mode
-from .io.atomic_file import FileEntry, verify
-from .io.direct_io import PAGE
-from .io.slot_arena import SlotArena
+from .io import PAGE, FileEntry, SlotArena, verify
 from .rank_folders import load_manifest, rank_folder, truncate_shard
 from .shard_writer import PendingShard, ShardWriter
 from .step_table import ParameterSteps

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .format.fingerprint import EntrySample
+from .format import EntrySample
 from .store import Store
 
 COUNT, RUN = 16, 8

@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryLocked, NotAMemory, WriteError
 
-from .format.manifest import FORMAT, NAME, Manifest
+from .format import FORMAT, NAME, Manifest
 from .rank_folders import RANKS, load_manifest
 
 INIT = "init.safetensors"

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from dualform.errors import CorruptMemory, NotAMemory, StoreError
 from dualform.types import Ended, Mark
 
-from .format.ledger_file import LedgerEntry
-from .format.manifest import Manifest, Shard, read_manifest
+from .format import LedgerEntry, Manifest, Shard, read_manifest
 
 RANKS = "ranks"
 

@@ -17,12 +17,21 @@ from dualform.errors import RecordError
 from dualform.types import Ended, Mark
 
 from .folder import remove_unlisted
-from .format.ledger_file import LedgerEntry, LedgerState, write_ledger
-from .format.manifest import Manifest, Shard
-from .format.row_codec import EncodedRows
-from .format.safetensors_file import write_tensors
-from .format.tables import CallRow, ParameterStep, calls_table, steps_table, visits_table
-from .io.atomic_file import FileEntry, write_parquet
+from .format import (
+    CallRow,
+    EncodedRows,
+    LedgerEntry,
+    LedgerState,
+    Manifest,
+    ParameterStep,
+    Shard,
+    calls_table,
+    steps_table,
+    visits_table,
+    write_ledger,
+    write_tensors,
+)
+from .io import FileEntry, write_parquet
 
 
 @dataclass

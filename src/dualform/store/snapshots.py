@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dualform.errors import HorizonError
 
-from .format.manifest import Manifest
+from .format import Manifest
 
 
 class Snapshots:

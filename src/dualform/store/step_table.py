@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from dualform.types import Transition
 
-from .format.tables import SETTING
+from .format import SETTING
 
 
 class ParameterSteps(NamedTuple):

@@ -18,12 +18,9 @@ from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
 from .blocks import Block, CallTable, join_blocks
 from .cache import AnswerCache
-from .format.ledger_file import LedgerState, add_parts, read_ledger
-from .format.manifest import Manifest, Shard
-from .format.row_codec import COMPUTED, STORED, row_scale
-from .format.safetensors_file import map_tensors
+from .format import COMPUTED, STORED, LedgerState, Manifest, Shard, add_parts, map_tensors, read_ledger, row_scale
 from .inference_mode import outside_inference_mode
-from .io.atomic_file import verify
+from .io import verify
 from .rank_folders import ledgers_by_rank, lines, load_manifest
 from .snapshots import Snapshots
 from .step_table import NO_MOVES, ParameterSteps, StepTable
@@ -53,7 +50,7 @@ class Store:
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self._calls: dict[str, CallTable] = {}
-        self.kept = AnswerCache()
+        self.cache = AnswerCache()
         """What was computed from the memory and is worth keeping while it is open."""
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
@@ -148,7 +145,7 @@ class Store:
 
     def schedule(self, parameter: str) -> ParameterSteps:
         """What the optimiser did to a parameter. Kept for the next question."""
-        return self.kept(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
+        return self.cache(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
     def gradient_eps(self, parameter: str, step: int) -> float:
         """The machine precision in which the gradients of a parameter were computed up to a step."""
@@ -168,7 +165,7 @@ class Store:
             )
         return rule
 
-    def shaped(self, parameter: str) -> bool:
+    def is_preconditioned(self, parameter: str) -> bool:
         """Whether a rule with a preconditioner explains a parameter: no number tells what a slot counts for in it."""
         rule = self.rule(parameter) if self.parameters[parameter].by_slots else None
         return rule is not None and rule.precondition is not None
@@ -265,14 +262,14 @@ class Store:
 
     def _first_calls(self, layer: str) -> Int[np.ndarray, " s1"]:
         """The first call of each shard, and the number of all calls."""
-        return self.kept(
+        return self.cache(
             ("first calls", layer),
             lambda: np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer))),
         )
 
     def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
         """The number of slots of a layer up to each shard's end."""
-        return self.kept(
+        return self.cache(
             ("ends", layer), lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
         )
 

@@ -25,9 +25,10 @@ from dualform.attention import (
     PerturbedAttention,
     RelativeAttention,
     SparseAttention,
+    SparseKernel,
+    chosen,
+    whole_number,
 )
-from dualform.attention.core import chosen, whole_number
-from dualform.attention.sparse import SparseKernel
 from dualform.errors import SizeError
 from dualform.models import ViT
 

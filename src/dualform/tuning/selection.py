@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.attention.core import wide
+from dualform.attention import wide
 from dualform.errors import SizeError
 
 

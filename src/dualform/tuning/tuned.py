@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualform.attention.core import whole_number, wide
+from dualform.attention import whole_number, wide
 from dualform.errors import SizeError
 from dualform.models import ViT
 

@@ -113,7 +113,7 @@ def _through_matrices(
         e, x, c = errors, keys[:, piece.begin : piece.end], factors.get(piece.parameter, 0.0)
         if not isinstance(c, Tensor):
             e = e * c
-        elif piece.turned:
+        elif piece.transposed:
             x = x @ c.mT
         else:
             e = e @ c.mT

@@ -1,1 +1,5 @@
 """Several processes that train one model together (``torchrun``)."""
+
+from .process_group import TOGETHER, Ranks, find_ranks
+
+__all__ = ["TOGETHER", "Ranks", "find_ranks"]

@@ -1,6 +1,6 @@
 """One layer kind a file: which linear maps a module applies, and how their inputs and errors are found."""
 
-from ..hooks.picklable_hook import Hook
+from ..hooks import Hook
 from .protocol import ErrorPoint, LayerKind, LinearMap, MapRows, ModuleCall, OnCall, OnUnseen
 from .table import KINDS, computed, kind_of, owns_forward, refusal_of
 

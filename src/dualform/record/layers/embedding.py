@@ -50,7 +50,7 @@ class EmbeddingKind(InnerMapKind):
         """Its one map."""
         assert isinstance(module, nn.Embedding)
         size = module.num_embeddings
-        return (LinearMap((("weight", size),), (), size, module.embedding_dim, turned=True, indexed=True),)
+        return (LinearMap((("weight", size),), (), size, module.embedding_dim, transposed=True, indexed=True),)
 
     def refusal(self, module: nn.Module) -> str | None:
         """Whatever changes the table beside the optimiser cannot be explained."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..hooks.picklable_hook import Hook
+from ..hooks import Hook
 from .protocol import AfterForward, ErrorPoint, ModuleCall, Node, OnCall, OnUnseen, point_of
 
 COMPILED = "it runs a forward pass of its own inside torch.compile, where the functional call of its map cannot be seen"

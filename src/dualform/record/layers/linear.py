@@ -100,7 +100,7 @@ class TransposedLinearKind(LinearKind):
     def maps(self, module: nn.Module) -> Sequence[LinearMap]:
         """Its one map."""
         d_in, d_out = module.weight.shape  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
-        return (LinearMap((("weight", int(d_in)),), ("bias",), int(d_in), int(d_out), turned=True),)
+        return (LinearMap((("weight", int(d_in)),), ("bias",), int(d_in), int(d_out), transposed=True),)
 
     def refusal(self, module: nn.Module) -> str | None:
         """Nothing stands against it."""

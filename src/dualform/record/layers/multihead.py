@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.errors import UnsupportedLayer
 
-from ..hooks.picklable_hook import Hook
+from ..hooks import Hook
 from .linear import LINEAR
 from .protocol import ErrorPoint, LinearMap, MapInputs, MapRows, OnCall, OnUnseen, argument, keep_input, point_of
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..hooks.picklable_hook import Hook
-from ..hooks.uncompiled import uncompiled
+from ..hooks import Hook, uncompiled
 
 Node = torch.autograd.graph.Node
 
@@ -27,7 +26,7 @@ class LinearMap:
     d_in: int
     d_out: int
     name: str = ""
-    turned: bool = False
+    transposed: bool = False
     parts: int = 1
     indexed: bool = False
 

@@ -1,1 +1,22 @@
 """What will be recorded, decided before the first step: layers, parameters, options."""
+
+from .certificate_entries import CertificateColumns, CertificateEntries, columns_for, sizes_of
+from .model_links import ModelLinks
+from .options import RecordOptions
+from .recording_plan import MapUse, RecordedModule, RecordingPlan, make_plan
+from .wrapped_optimizers import plain_optimizers, unwrapped
+
+__all__ = [
+    "CertificateColumns",
+    "CertificateEntries",
+    "MapUse",
+    "ModelLinks",
+    "RecordOptions",
+    "RecordedModule",
+    "RecordingPlan",
+    "columns_for",
+    "make_plan",
+    "plain_optimizers",
+    "sizes_of",
+    "unwrapped",
+]

@@ -64,7 +64,7 @@ def choose_entries(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[in
     for layer in layers:
         for piece in layer.pieces:
             name = piece.parameter
-            rows, columns = shapes[name][0], (piece.end - piece.begin if not piece.turned else layer.d_out)
+            rows, columns = shapes[name][0], (piece.end - piece.begin if not piece.transposed else layer.d_out)
             if name in tokens:
                 first = slice(0, min(rows, TOKENS) if name in others else rows)
             else:
@@ -83,7 +83,7 @@ def columns_for(layer: LayerInfo, patches: Mapping[str, CertificateEntries]) -> 
 
 def _for_piece(layer: LayerInfo, piece: Piece, patch: CertificateEntries) -> tuple[slice, slice]:
     assert patch.columns is not None
-    errors, columns = (patch.columns, patch.rows) if piece.turned else (patch.rows, patch.columns)
+    errors, columns = (patch.columns, patch.rows) if piece.transposed else (patch.rows, patch.columns)
     begin = piece.begin + errors.start // (layer.d_out // layer.parts) * layer.width
     return errors, slice(begin + columns.start, begin + columns.stop)
 

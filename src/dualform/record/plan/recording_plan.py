@@ -197,7 +197,7 @@ def _modules(
             held = tuple(_held(module, own, names) for own in (*(w for w, _ in each.weights), *each.biases))
             weights = tuple(one.name for one in held[: len(each.weights)])
             public = f"{path}.{each.name}" if each.name else path
-            members.setdefault((weights, each.indexed, each.turned), []).append((public, path, each, held))
+            members.setdefault((weights, each.indexed, each.transposed), []).append((public, path, each, held))
     uses: dict[str, list[MapUse]] = {path: [] for path in selected}
     for group in members.values():
         layer = _layer(group, selected[group[0][1]][1], kept, axis)
@@ -226,7 +226,7 @@ def _layer(
     first, _, each, held = group[0]
     pieces, begin = [], 0
     for (_, width), one in zip(each.weights, held, strict=False):
-        pieces.append(Piece(one.name, begin, begin + width, each.turned))
+        pieces.append(Piece(one.name, begin, begin + width, each.transposed))
         begin += width
     return LayerInfo(
         name=first,
@@ -247,9 +247,9 @@ def _layer(
 
 def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
     """Layers that share a parameter (an embedding tied to the output) are kept alike if one of them has a ledger."""
-    in_ledger = {name for layer in layers if layer.booked for name in layer.parameters}
+    in_ledger = {name for layer in layers if layer.in_ledger for name in layer.parameters}
     return {
-        layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) and not layer.booked else layer
+        layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) and not layer.in_ledger else layer
         for layer in layers
     }
 
@@ -266,6 +266,6 @@ def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
     for layer in layers:
         for name in layer.parameters:
             kind = "weight" if name in layer.weights else "bias"
-            kind = "ledger" if layer.booked else kind if layer.keep == "slots" else "rest"
+            kind = "ledger" if layer.in_ledger else kind if layer.keep == "slots" else "rest"
             kinds[name] = "rest" if kinds.get(name) == "rest" else kind
     return {name: kind for name, kind in kinds.items() if kind != "rest"}

@@ -1,1 +1,5 @@
 """To which example of the batch each row of a layer belongs."""
+
+from .row_credit import RowCredit
+
+__all__ = ["RowCredit"]

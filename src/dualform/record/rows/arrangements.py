@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..slots.model_calls import ModelCall, Shapes
+from ..slots import ModelCall, Shapes
 from .row_owners import MIXED, SELECTED, SHARED, AxisSplit
 from .row_probe import INPUTS, OutputAxis, ProbeAnswer, RowLayout
 

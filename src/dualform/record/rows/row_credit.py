@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..plan.recording_plan import RecordingPlan
-from ..slots.model_calls import ModelCall, Shapes
-from ..slots.slot_buffers import CallSlots
-from ..verify.marks import Marks
+from ..plan import RecordingPlan
+from ..slots import CallSlots, ModelCall, Shapes
+from ..verify import Marks
 from .arrangements import ProbedCase, RowArrangements, applied
 from .constant_inputs import ConstantInputs
 from .row_owners import MIXED, SELECTED, SHARED, AxisSplit

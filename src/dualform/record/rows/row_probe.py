@@ -17,8 +17,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..hooks.model_shadow import probe_shadow
-from ..plan.recording_plan import RecordedModule
+from ..hooks import probe_shadow
+from ..plan import RecordedModule
 from .row_owners import MIXED, SELECTED, SHARED, RowsOfExample, draw_labels, rows_by_labels, rows_by_rolling
 from .trial_call import CallPlace, TrialCall, apart
 

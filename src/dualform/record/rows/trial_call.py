@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..layers import ErrorPoint, ModuleCall
-from ..plan.recording_plan import RecordedModule
+from ..plan import RecordedModule
 
 CallPlace = tuple[str, int, int]
 """Which rows: the module, which of its calls, which of the maps that the call went through."""

@@ -17,9 +17,8 @@ from jaxtyping import Float
 from dualform.errors import NoteError, RecordError
 from dualform.store import EntrySample
 
-from ..distributed.process_group import TOGETHER, Ranks
-from ..verify.gradient_audit import GradientFactors, OnMark, audit
-from ..verify.gradient_follower import GradientFollower, PassGradient, ProbedSlots
+from ..distributed import TOGETHER, Ranks
+from ..verify import GradientFactors, GradientFollower, OnMark, PassGradient, ProbedSlots, audit
 
 WatchedValues = Float[np.ndarray, " k"]
 

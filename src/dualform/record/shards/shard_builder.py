@@ -20,21 +20,34 @@ from dualform.engine import Agreement
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite
 
-from ..hooks.interrupts import Interrupts
-from ..plan.recording_plan import RecordingPlan
-from ..slots.batch_columns import BatchColumns
-from ..slots.slot_buffers import SHARD_BYTES, CallSlots, RowRun
-from ..state.frozen_weights import FrozenWeightTracker
-from ..state.rest_snapshots import RestSnapshots
-from ..state.state_checkpoints import StateCheckpoints
-from ..training.backward_hooks import BackwardHooks
-from ..training.outside_changes import OutsideChanges
-from ..training.parameter_step import NewBatch, ParameterUpdate, factors_of, line_of, new_batches, scales_of
-from ..verify.gradient_audit import NO_PRODUCT, GradientFactors, audit, not_products, probed
-from ..verify.gradient_follower import GradientFollower, ProbedSlots
-from ..verify.live_certificate import LiveCertificate, StepLine, UsedSlots
-from ..verify.marks import Marks
-from ..verify.unfinished_step import UnfinishedStep
+from ..hooks import Interrupts
+from ..plan import RecordingPlan
+from ..slots import SHARD_BYTES, BatchColumns, CallSlots, RowRun
+from ..state import FrozenWeightTracker, RestSnapshots, StateCheckpoints
+from ..training import (
+    BackwardHooks,
+    NewBatch,
+    OutsideChanges,
+    ParameterUpdate,
+    factors_of,
+    line_of,
+    new_batches,
+    scales_of,
+)
+from ..verify import (
+    NO_PRODUCT,
+    GradientFactors,
+    GradientFollower,
+    LiveCertificate,
+    Marks,
+    ProbedSlots,
+    StepLine,
+    UnfinishedStep,
+    UsedSlots,
+    audit,
+    not_products,
+    probed,
+)
 from .exchange import Exchange, RankReport, summarize_pass
 
 SHARD_SECONDS = 60.0
@@ -124,7 +137,7 @@ class ShardBuilder:
         for each in moved:
             for added in each.passes:
                 for slots in added.slots:
-                    if slots.layer.booked and not slots.batch.done:
+                    if slots.layer.in_ledger and not slots.batch.done:
                         self.passes.book.count(slots.batch.columns, self.passes.credit.size_of(slots))
                     slots.batch.done = True
         self.rest.stand()

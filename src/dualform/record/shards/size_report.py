@@ -9,11 +9,10 @@ from torch import Tensor
 
 from dualform.store import PAGE
 
-from ..plan.recording_plan import RecordingPlan
-from ..slots import slot_buffers as stage
-from ..slots.slot_buffers import CallSlots
-from ..state import state_checkpoints as stations
-from ..training.parameter_step import ParameterUpdate, new_batches
+from ..plan import RecordingPlan
+from ..slots import CallSlots, slot_buffers
+from ..state import state_checkpoints
+from ..training import ParameterUpdate, new_batches
 from .shard_builder import ShardBuilder
 
 GROWN = 100
@@ -102,7 +101,7 @@ class SizeReport:
         samples = sum(len(each.sample) + len(each.state_sample) for each in moved)
         tensors, waiting = _stored(calls)
         rest = self._rest()
-        steps_a_shard = max(1, math.ceil(stage.SHARD_BYTES / max(1.0, waiting + rest)))
+        steps_a_shard = max(1, math.ceil(slot_buffers.SHARD_BYTES / max(1.0, waiting + rest)))
         station = self.shelf.stations.size()
         return SizeEstimate(
             visits,
@@ -115,7 +114,7 @@ class SizeReport:
             steps_a_shard=steps_a_shard,
             shard=_padding(tensors, steps_a_shard),
             station=station,
-            shards_a_station=max(1, math.ceil(stations.SHARE * station / max(1, waiting * steps_a_shard))),
+            shards_a_station=max(1, math.ceil(state_checkpoints.SHARE * station / max(1, waiting * steps_a_shard))),
             fixed=self._last_weights() + self.shelf.writer.manifest.init.bytes,
         )
 

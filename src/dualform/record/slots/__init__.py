@@ -1,1 +1,19 @@
 """What slots are made of: the calls of the model, the columns of a batch, and copied inputs and errors."""
+
+from . import slot_buffers
+from .batch_columns import Batch, BatchColumns
+from .model_calls import ModelCall, ModelCalls, Shapes
+from .slot_buffers import SHARD_BYTES, CallSlots, RowRun, SlotBuffer
+
+__all__ = [
+    "SHARD_BYTES",
+    "Batch",
+    "BatchColumns",
+    "CallSlots",
+    "ModelCall",
+    "ModelCalls",
+    "RowRun",
+    "Shapes",
+    "SlotBuffer",
+    "slot_buffers",
+]

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hooks.model_shadow import is_opaque
-from ..hooks.picklable_hook import Hook
-from ..hooks.uncompiled import uncompiled
+from ..hooks import Hook, is_opaque, uncompiled
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualform.store import INDEX, STORED, EncodedRows, RowTarget, SlotArena, bytes_a_row
 from dualform.types import DType, LayerInfo
 
-from ..plan.certificate_entries import CertificateColumns, sizes_of
+from ..plan import CertificateColumns, sizes_of
 from .batch_columns import Batch
 from .model_calls import ModelCall
 

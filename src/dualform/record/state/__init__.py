@@ -1,1 +1,23 @@
 """What is kept beside slots: first and frozen weights, snapshots, states of the optimiser; new and resumed memories."""
+
+from . import state_checkpoints
+from .create import create_memory, state_tensors, states_of
+from .frozen_weights import FrozenWeightTracker, hexadecimal
+from .rest_snapshots import RestSnapshots, auto_interval
+from .resume import demote_again, is_kept, resume_memory
+from .state_checkpoints import StateCheckpoints
+
+__all__ = [
+    "FrozenWeightTracker",
+    "RestSnapshots",
+    "StateCheckpoints",
+    "auto_interval",
+    "create_memory",
+    "demote_again",
+    "hexadecimal",
+    "is_kept",
+    "resume_memory",
+    "state_checkpoints",
+    "state_tensors",
+    "states_of",
+]

@@ -13,9 +13,8 @@ from dualform.errors import MemoryExists, WriteError
 from dualform.rules import Rule
 from dualform.store import INIT, SIGN, FileEntry, Manifest, load_manifest, remove_memory, write_tensors
 
-from ..distributed.process_group import Ranks
-from ..plan.options import RecordOptions
-from ..plan.recording_plan import RecordingPlan
+from ..distributed import Ranks
+from ..plan import RecordingPlan, RecordOptions
 from .frozen_weights import fingerprints_of_frozen
 from .rest_snapshots import auto_interval
 

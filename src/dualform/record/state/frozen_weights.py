@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from dualform.store import Store
 
-from ..plan.recording_plan import RecordingPlan
-from ..verify.marks import Marks
-from ..verify.weight_fingerprint import fingerprint
+from ..plan import RecordingPlan
+from ..verify import Marks, fingerprint
 
 SMALL, ALL_SMALL = 64 << 10, 1 << 20
 """Frozen parameters of up to so many bytes are kept, and all of them where together they have no more than so many."""

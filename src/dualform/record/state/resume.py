@@ -22,9 +22,8 @@ from dualform.store import (
     write_tensors,
 )
 
-from ..distributed.process_group import Ranks
-from ..plan.options import RecordOptions
-from ..plan.recording_plan import RecordingPlan
+from ..distributed import Ranks
+from ..plan import RecordingPlan, RecordOptions
 from .create import states_of, written_from
 from .frozen_weights import hexadecimal
 from .rest_snapshots import same_bits

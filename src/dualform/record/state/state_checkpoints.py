@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ..plan.recording_plan import RecordingPlan
+from ..plan import RecordingPlan
 
 SHARE = 4
 """Slots take this many times the bytes of a station before the next one is kept."""

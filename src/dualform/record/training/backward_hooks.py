@@ -19,18 +19,13 @@ from dualform.errors import UnsupportedLayer
 from dualform.store import EncodingWorkspace, RowTarget, SlotArena, encode_into, square_of
 from dualform.types import DType
 
-from ..distributed.process_group import Ranks
-from ..hooks.interrupts import Interrupts
-from ..hooks.uncompiled import uncompiled
+from ..distributed import Ranks
+from ..hooks import Interrupts, uncompiled
 from ..layers import ErrorPoint, MapRows, ModuleCall
-from ..plan.certificate_entries import columns_for
-from ..plan.recording_plan import MapUse, RecordedModule, RecordingPlan
-from ..rows.row_credit import RowCredit
-from ..slots.batch_columns import Batch, BatchColumns
-from ..slots.model_calls import ModelCall, ModelCalls
-from ..slots.slot_buffers import SHARD_BYTES, CallSlots, SlotBuffer
-from ..verify.gradient_follower import GradientFollower, OpenPass
-from ..verify.gradient_probe import probe_call
+from ..plan import MapUse, RecordedModule, RecordingPlan, columns_for
+from ..rows import RowCredit
+from ..slots import SHARD_BYTES, Batch, BatchColumns, CallSlots, ModelCall, ModelCalls, SlotBuffer
+from ..verify import GradientFollower, OpenPass, probe_call
 from .live_ledger import LiveLedger
 
 
@@ -240,7 +235,7 @@ class BackwardHooks:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
         self.credit.of(slots)
         rooms: list[RowTarget] = []
-        if layer.booked:
+        if layer.in_ledger:
             slots.end = len(key)
             slots.eps = torch.finfo(error.dtype).eps
             self.book.take(slots, key, error, users)

@@ -20,13 +20,12 @@ from dualform.rules import Rule
 from dualform.store import LedgerState, gradient_from
 from dualform.types import LayerInfo, Transition
 
-from ..distributed.process_group import Ranks
-from ..plan.recording_plan import RecordingPlan
-from ..rows.row_credit import RowCredit
-from ..slots.slot_buffers import CallSlots
-from ..state.create import state_tensors
-from ..verify.gradient_audit import scale_of
-from ..verify.gradient_follower import GradientFollower, OpenPass, gradient_eps
+from ..distributed import Ranks
+from ..plan import RecordingPlan
+from ..rows import RowCredit
+from ..slots import CallSlots
+from ..state import state_tensors
+from ..verify import GradientFollower, OpenPass, gradient_eps, scale_of
 
 MOST = 1 << 12
 """Groups that a ledger may have."""

@@ -14,13 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dualform.engine import Agreement
 from dualform.rules import path_of
 
-from ..hooks.uncompiled import uncompiled
-from ..plan.model_links import ModelLinks
-from ..plan.recording_plan import RecordingPlan
-from ..plan.wrapped_optimizers import unwrapped
-from ..state.create import states_of
-from ..verify.marks import Marks
-from ..verify.weight_fingerprint import WeightFingerprints
+from ..hooks import uncompiled
+from ..plan import ModelLinks, RecordingPlan, unwrapped
+from ..state import states_of
+from ..verify import Marks, WeightFingerprints
 from .backward_hooks import BackwardHooks
 from .live_ledger import states_by_name
 

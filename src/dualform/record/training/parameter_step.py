@@ -11,10 +11,8 @@ from torch import Tensor
 from dualform.store import ParameterStep
 from dualform.types import Transition
 
-from ..slots.batch_columns import Batch
-from ..slots.slot_buffers import CallSlots
-from ..verify.gradient_audit import GradientFactors
-from ..verify.gradient_follower import GradientFollower, PassGradient, gradient_eps
+from ..slots import Batch, CallSlots
+from ..verify import GradientFactors, GradientFollower, PassGradient, gradient_eps
 
 NOTHING = torch.empty(0)
 

@@ -14,8 +14,8 @@ from torch import Tensor, optim
 from dualform.engine import ParameterState, advance
 from dualform.rules import Rule
 
-from ..state.create import state_tensors
-from ..verify.marks import Marks
+from ..state import state_tensors
+from ..verify import Marks
 from .parameter_step import ParameterUpdate
 
 EVERY = 64

@@ -1,1 +1,35 @@
 """Is the memory true? Marks, probes of gradients, checksums of weights, and the certificate as it grows."""
+
+from .gradient_audit import NO_PRODUCT, GradientFactors, OnMark, audit, not_products, probed, scale_of
+from .gradient_follower import GradientFollower, OpenPass, PassGradient, ProbedSlots, gradient_eps
+from .gradient_probe import probe_call, probe_gradients
+from .live_certificate import LiveCertificate, StepLine, UsedSlots
+from .marks import Marks
+from .unfinished_step import UnfinishedStep
+from .weight_fingerprint import WeightFingerprints, fingerprint
+from .weight_samples import WeightSamples
+
+__all__ = [
+    "NO_PRODUCT",
+    "GradientFactors",
+    "GradientFollower",
+    "LiveCertificate",
+    "Marks",
+    "OnMark",
+    "OpenPass",
+    "PassGradient",
+    "ProbedSlots",
+    "StepLine",
+    "UnfinishedStep",
+    "UsedSlots",
+    "WeightFingerprints",
+    "WeightSamples",
+    "audit",
+    "fingerprint",
+    "gradient_eps",
+    "not_products",
+    "probe_call",
+    "probe_gradients",
+    "probed",
+    "scale_of",
+]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dualform.store import EntrySample
 from dualform.types import LayerInfo
 
-from ..slots.slot_buffers import CallSlots
+from ..slots import CallSlots
 from .gradient_probe import GradientProbe
 
 CANDIDATES, SIDE = 1024, 4

@@ -79,7 +79,7 @@ class GradientProbe:
         if layer.indexed:
             rows = error.new_zeros(self.shape[0]).index_add_(0, key[:, 0].long(), torch.mv(error, u))
             return self._folded(rows)
-        if piece.turned:
+        if piece.transposed:
             return self._folded(torch.mv(key[:, piece.begin : piece.end].mT, torch.mv(error, u)))
         if layer.parts == 1:
             return self._folded(torch.mv(error.mT, torch.mv(key[:, piece.begin : piece.end], u)))
@@ -91,7 +91,7 @@ class GradientProbe:
         weight = self.name in layer.weights
         if self._direction is None:
             return not weight
-        return weight and layer.parts == 1 and not layer.indexed and not piece_of(layer, self.name).turned
+        return weight and layer.parts == 1 and not layer.indexed and not piece_of(layer, self.name).transposed
 
     def _factors(self, layer: LayerInfo, key: Float[Tensor, "m k"], out: Float[Tensor, " m"]) -> None:
         """These numbers, where they are not 1."""

@@ -24,10 +24,9 @@ from dualform.rules import Rule
 from dualform.store import ParameterStep, Store
 from dualform.types import LayerInfo
 
-from ..distributed.process_group import Ranks
-from ..plan.certificate_entries import CertificateEntries, columns_for, sizes_of
-from ..plan.recording_plan import RecordingPlan
-from ..slots.slot_buffers import CallSlots
+from ..distributed import Ranks
+from ..plan import CertificateEntries, RecordingPlan, columns_for, sizes_of
+from ..slots import CallSlots
 from .gradient_probe import GradientProbe
 
 
@@ -185,7 +184,7 @@ class FollowedParameter:
             np.add.at(out, token[inside], errors[inside])
             return out
         piece = next(piece for piece in layer.pieces if piece.parameter == self.name)
-        return keys.T @ errors if piece.turned else errors.T @ keys
+        return keys.T @ errors if piece.transposed else errors.T @ keys
 
 
 class ScalarFollower(FollowedParameter):

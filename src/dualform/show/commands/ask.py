@@ -13,10 +13,7 @@ from dualform.explain import Hits, Memory
 from dualform.types import Score
 
 from ..examples import Examples
-from ..text.outputs import logits_at_end
-from ..text.tables import caption, groups_table, hits_table
-from ..text.terminal import looks
-from ..text.words import FIRST_ORDER, MASKED, same_digits, sum_check
+from ..text import FIRST_ORDER, MASKED, caption, groups_table, hits_table, logits_at_end, looks, same_digits, sum_check
 
 LOOKED_AT = 5
 """Training examples that are shown as pictures or passages."""

@@ -17,10 +17,8 @@ from ..examples import Examples, is_series, load_examples, load_vocabulary
 from ..factory import load_weights, make_model
 from ..inputs import as_inputs, count_rows, parse_rows, read_beside, read_rows, together
 from ..report import choose, write_report
-from ..text.words import size
-from ..views.explorer import ExamplePlace
-from ..views.open_explorer import make_explorer
-from ..views.work import WorkDesk
+from ..text import size
+from ..views import ExamplePlace, WorkDesk, make_explorer
 from . import demo as demonstration
 from . import reproduce as experiments
 from .ask import RowQuestion, see_that_they_agree, tell
@@ -210,7 +208,7 @@ def serve(
     browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
     """Look at a memory in the browser: what predictions are made of, and what they would be without some training."""
-    from ..web.serve import serve as listen
+    from ..web import serve as listen
 
     explorer = make_explorer(path, model, data, test, classes, tokens, index, length)
     listen(explorer, host, port, token, browser, _console())

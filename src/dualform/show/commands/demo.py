@@ -18,12 +18,10 @@ from dualform.record import record
 
 from .. import figures
 from ..examples import Examples
-from ..figures.canvas import Figure
+from ..figures import Figure
 from ..report import write_report
-from ..text.tables import certificate_table, groups_table, hits_table
-from ..text.words import MASKED, disk_size, size, sum_check
-from ..views.explorer import ExamplePlace, Explorer
-from ..views.work import WorkDesk
+from ..text import MASKED, certificate_table, disk_size, groups_table, hits_table, size, sum_check
+from ..views import ExamplePlace, Explorer, WorkDesk
 
 STEPS, BATCH, HELD_OUT, SHOWN, CURVE = 500, 64, 500, 8, 300
 WIDTHS, LAYER = (784, 128, 10), "fc2"

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from dualform import svm
 from dualform.errors import QueryError, SizeError
 from dualform.explain import Memory
-from dualform.svm.heads.attention_calls import seen_layers
-from dualform.svm.heads.report_text import as_table, sentences
+from dualform.svm.heads import as_table, seen_layers, sentences
 
-from ..examples.vocabulary import Vocabulary
-from ..views.explorer import visible
-from ..views.render import render, style
-from ..views.separation import HeadsView, HeadTrajectory, reports_with, through_of, view_of
+from ..examples import Vocabulary
+from ..views import HeadsView, HeadTrajectory, render, reports_with, style, through_of, view_of, visible
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from dualform.explain import Memory
 
-from ..text.tables import certificate_table, columns_table, disk_table, layers_table
+from ..text import certificate_table, columns_table, disk_table, layers_table
 
 
 def describe(memory: Memory, say: Console) -> None:

@@ -5,6 +5,7 @@ Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept.
 
 from .allocations import allocations
 from .answers import by, spotlight, timeline, top, top_by
+from .canvas import Figure
 from .heads import heads, heads_through
 
-__all__ = ["allocations", "by", "heads", "heads_through", "spotlight", "timeline", "top", "top_by"]
+__all__ = ["Figure", "allocations", "by", "heads", "heads_through", "spotlight", "timeline", "top", "top_by"]

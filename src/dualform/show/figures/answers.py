@@ -11,7 +11,7 @@ from dualform.errors import QueryError
 from dualform.explain import Groups, Hits, Timeline
 from dualform.types import Score
 
-from ..text.words import ends, parts, same_digits
+from ..text import ends, parts, same_digits
 from .canvas import GREY, HATCHES, INK, LINES, ORANGE, STYLES, Figure, bars, clean, empty_axes, picture
 
 

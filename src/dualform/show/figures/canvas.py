@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualform.errors import require
 
-from ..text.words import plain, same_digits
+from ..text import plain, same_digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

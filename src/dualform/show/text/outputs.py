@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.explain.query.targets import examples_first, logits_of
+from dualform.explain.query import examples_first, logits_of
 
 
 def logits_at_end(output: Any) -> Float[Tensor, "n classes"] | None:

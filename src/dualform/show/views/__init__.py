@@ -1,1 +1,64 @@
 """What can be looked at: each view is a question to an explorer, answered with plain values, and a template."""
+
+from .attention import AttentionQuestion, attention
+from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
+from .heads import attention_layers
+from .open_explorer import make_explorer
+from .prediction import ORDERS, HitUnit, PredictionQuestion, PredictionView, predict
+from .render import as_plain, render, style
+from .run import run, seen
+from .separation import (
+    ROWS,
+    HeadsView,
+    HeadTrajectory,
+    SeparationQuestion,
+    reports_with,
+    separation,
+    through_of,
+    view_of,
+)
+from .training import Correctness, TrainingSetQuestion, TrainingSetView, suspects_csv, training_set
+from .whatif import WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
+from .work import PendingWork, WorkDesk
+
+__all__ = [
+    "BATCH",
+    "ORDERS",
+    "ROWS",
+    "SETS",
+    "AttentionQuestion",
+    "Correctness",
+    "ExamplePlace",
+    "Explorer",
+    "HeadTrajectory",
+    "HeadsView",
+    "HitUnit",
+    "PendingWork",
+    "PredictionQuestion",
+    "PredictionView",
+    "SeparationQuestion",
+    "TrainingSetQuestion",
+    "TrainingSetView",
+    "WhatIfMasks",
+    "WhatIfView",
+    "WorkDesk",
+    "as_plain",
+    "attention",
+    "attention_layers",
+    "ledger_of",
+    "ledger_of_time",
+    "make_explorer",
+    "predict",
+    "render",
+    "reports_with",
+    "run",
+    "seen",
+    "separation",
+    "style",
+    "suspects_csv",
+    "through_of",
+    "training_set",
+    "view_of",
+    "visible",
+    "what_if",
+]

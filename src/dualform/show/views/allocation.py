@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dualform.attention import GroupedQueryAttention
-from dualform.attention.allocating import Allocating
-from dualform.explain.groups import stretch_edges
+from dualform.attention import Allocating, GroupedQueryAttention
+from dualform.explain import stretch_edges
 
 from .explorer import ExamplePlace, Explorer
 from .heads import SeenCall, attention_layers, see

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dualform.errors import QueryError
-from dualform.svm.expansion.support_vectors import By
+from dualform.svm.expansion import By
 
 from ..examples import ShownExample
 from .allocation import AllocationView, allocation

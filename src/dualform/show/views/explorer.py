@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
-from dualform.explain import Memory, Spotlight
-from dualform.explain.contributions import is_preconditioned
+from dualform.explain import Memory, Spotlight, is_preconditioned
 from dualform.types import LayerInfo
 
 from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
-from ..text.outputs import need_logits
+from ..text import need_logits
 from .work import PendingWork, Tell, WorkDesk
 
 SETS = ("test", "train", "own")
@@ -319,7 +318,7 @@ class Explorer:
 
     def _work(self, info: LayerInfo) -> float:
         """Operations to add up the slots of a layer."""
-        if info.booked:
+        if info.in_ledger:
             return 0.0
         return 2.0 * self.memory.store.slots(info.name) * info.d_out * (1 if info.indexed else info.width)
 

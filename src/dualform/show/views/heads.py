@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from dualform.attention import Heads, build, load_from
 from dualform.errors import QueryError
 from dualform.explain import Memory
-from dualform.explain.query.capture import run_model
-from dualform.explain.query.model_shadow import shadow_of
+from dualform.explain.query import run_model, shadow_of
 from dualform.store import outside_inference_mode
 from dualform.svm import Support, support_vectors
 

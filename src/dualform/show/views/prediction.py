@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.explain import Groups, Hit, Hits, Memory, Timeline
-from dualform.explain.spotlight import ScanAnswers
+from dualform.explain import Groups, Hit, Hits, Memory, ScanAnswers, Timeline
 from dualform.types import Order, Score
 
 from ..examples import ShownExample
-from ..text.outputs import need_logits
-from ..text.words import FIRST_ORDER, ends, parts, unit
+from ..text import FIRST_ORDER, ends, need_logits, parts, unit
 from .explorer import MANY, ClassScore, ExampleHeader, ExamplePlace, Explorer
 from .work import PendingWork, Tell
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dualform.svm.expansion.support_vectors import power
+from dualform.svm.expansion import power
 
-from ..text.words import plain, same_digits, size
+from ..text import plain, same_digits, size
 
 FOLDER = Path(__file__).parent
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from dualform.errors import QueryError
 
 from ..examples import ShownExample
-from ..text.words import disk_files
+from ..text import disk_files
 from .explorer import Explorer
 
 MOST_VISITS = 200

@@ -9,8 +9,7 @@ import torch
 
 from dualform.errors import QueryError, SizeError
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
-from dualform.svm.heads.origin import DirectionGroup, source_of
-from dualform.svm.heads.report_text import COLUMNS, LEGEND, cells, sentences
+from dualform.svm.heads import COLUMNS, LEGEND, DirectionGroup, cells, sentences, source_of
 
 from ..examples import ShownExample
 from .attention import TokenNames, side_of

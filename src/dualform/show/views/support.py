@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualform.attention import Heads
 from dualform.svm import Support
-from dualform.svm.expansion.support_vectors import By
+from dualform.svm.expansion import By
 
 SHOWN = 8
 """Tokens that are shown one by one."""

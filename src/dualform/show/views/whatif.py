@@ -8,13 +8,10 @@ import numpy as np
 from jaxtyping import Bool
 
 from dualform.errors import DualformError, FilterError, QueryError
-from dualform.explain import Memory
-from dualform.explain.filters import matching
-from dualform.explain.groups import stretch_edges
+from dualform.explain import Memory, matching, stretch_edges
 
 from ..examples import ShownExample
-from ..text.outputs import need_logits
-from ..text.words import MASKED
+from ..text import MASKED, need_logits
 from .explorer import MANY, ClassScore, ExampleHeader, ExamplePlace, Explorer
 from .prediction import name_of
 from .work import PendingWork, Tell
@@ -195,7 +192,7 @@ def masked_memory(
         return book
     without = memory.without(hidden)
     share = 0.0 if not single and not (masks.groups and masks.timed) else float(hidden.mean())
-    shaped = any(memory.store.shaped(p.name) for p in memory.store.manifest.parameters if p.kind != "rest")
+    shaped = any(memory.store.is_preconditioned(p.name) for p in memory.store.manifest.parameters if p.kind != "rest")
     seconds = explorer.rebuilding * (1.0 if shaped and share else min(share, 1 - share))
 
     def work(tell: Tell) -> Memory:

@@ -11,21 +11,41 @@ from urllib.parse import urlencode
 import torch
 
 from dualform.errors import DualformError, QueryError, require
-from dualform.svm.expansion.support_vectors import By
+from dualform.svm.expansion import By
 from dualform.types import Order, Score
 
 from ..examples import read_picture
 from ..inputs import as_inputs
-from ..views.attention import AttentionQuestion, attention
-from ..views.explorer import BATCH, SETS, ExamplePlace, Explorer
-from ..views.heads import attention_layers
-from ..views.prediction import ORDERS, HitUnit, PredictionQuestion, predict
-from ..views.render import as_plain, render, style
-from ..views.run import run, seen
-from ..views.separation import ROWS, SeparationQuestion, separation
-from ..views.training import Correctness, TrainingSetQuestion, suspects_csv, training_set
-from ..views.whatif import WhatIfMasks, ledger_of, ledger_of_time, what_if
-from ..views.work import PendingWork
+from ..views import (
+    BATCH,
+    ORDERS,
+    ROWS,
+    SETS,
+    AttentionQuestion,
+    Correctness,
+    ExamplePlace,
+    Explorer,
+    HitUnit,
+    PendingWork,
+    PredictionQuestion,
+    SeparationQuestion,
+    TrainingSetQuestion,
+    WhatIfMasks,
+    as_plain,
+    attention,
+    attention_layers,
+    ledger_of,
+    ledger_of_time,
+    predict,
+    render,
+    run,
+    seen,
+    separation,
+    style,
+    suspects_csv,
+    training_set,
+    what_if,
+)
 from .fields import AddressFields, whole
 from .guard import LOOPBACK, Guard
 

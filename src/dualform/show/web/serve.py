@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dualform.errors import QueryError, require
 
-from ..views.explorer import Explorer
+from ..views import Explorer
 from .app import make_app, warm_up
 from .guard import LOOPBACK
 

@@ -27,14 +27,14 @@ def assemble_matrix(layer: LayerInfo, tensors: Mapping[str, Tensor]) -> Float[Te
 
 def parameter_columns(layer: LayerInfo, piece: Piece, tensor: Tensor) -> Float[Tensor, "d_out c"]:
     """A parameter as columns of the matrix."""
-    if piece.turned:
+    if piece.transposed:
         return tensor.reshape(piece.end - piece.begin, layer.d_out).mT
     return tensor.reshape(layer.d_out, piece.end - piece.begin)
 
 
 def matrix_columns(piece: Piece, columns: Float[Tensor, "*g d_out c"], shape: Sequence[int]) -> Float[Tensor, "..."]:
     """Columns of the matrix (or of several) as a parameter, in its shape."""
-    return (columns.mT if piece.turned else columns).reshape(*columns.shape[:-2], *shape)
+    return (columns.mT if piece.transposed else columns).reshape(*columns.shape[:-2], *shape)
 
 
 def piece_slices(
@@ -43,7 +43,9 @@ def piece_slices(
     """Which columns of error and key make some entries of a weight (counted over the flat parameter)."""
     piece = piece_of(layer, parameter)
     size = piece.end - piece.begin
-    row, column = (entries % layer.d_out, entries // layer.d_out) if piece.turned else (entries // size, entries % size)
+    row, column = (
+        (entries % layer.d_out, entries // layer.d_out) if piece.transposed else (entries // size, entries % size)
+    )
     return row, piece.begin + column + row // (layer.d_out // layer.parts) * layer.width
 
 

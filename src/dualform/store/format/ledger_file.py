@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..io.atomic_file import FileEntry
+from ..io import FileEntry
 from .safetensors_file import write_tensors
 
 

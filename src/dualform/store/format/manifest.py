@@ -59,7 +59,7 @@ import xxhash
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
 from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
 
-from ..io.atomic_file import FileEntry, write_bytes
+from ..io import FileEntry, write_bytes
 from .ledger_file import LedgerEntry
 
 NAME = "manifest.json"
@@ -155,11 +155,20 @@ class Manifest:
         """Write the manifest: from this instant its files count. One line a field, one line a shard."""
         fields = {"format": FORMAT, "version": VERSION, "steps": self.steps, "visits": self.visits}
         fields |= {name: value for name, value in vars(self).items() if name != "shards"}
-        lines = [f"{json.dumps(name)}: {json.dumps(value, default=asdict)}" for name, value in fields.items()]
+        lines = [f"{json.dumps(name)}: {json.dumps(value, default=_fields)}" for name, value in fields.items()]
         shards = ",\n  ".join(_shard_text(shard) for shard in self.shards)
         body = ",\n ".join([*lines, f'"shards": [\n  {shards}]']) + "}\n"
         head = f'{{"checksum": "{xxhash.xxh3_128_hexdigest(body.encode())}",\n '
         write_bytes(folder / NAME, (head + body).encode())
+
+
+SPELLINGS = {"transposed": "turned"}
+"""Fields whose name in the file is another one than in the code: names in the file never change."""
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass (and of those inside it) under their names in the file."""
+    return asdict(value, dict_factory=lambda fields: {SPELLINGS.get(name, name): content for name, content in fields})
 
 
 @lru_cache(maxsize=1 << 16)
@@ -238,7 +247,11 @@ def _ended(value: Mapping[str, Any]) -> Ended | None:
 
 def _layer(value: Mapping[str, Any]) -> LayerInfo:
     modules = (ModuleInfo(**{**module, "biases": tuple(module["biases"])}) for module in value["modules"])
-    pieces = (Piece(**piece) for piece in value["pieces"])
+    names = {spelling: name for name, spelling in SPELLINGS.items()}
+    pieces = (
+        Piece(**{names.get(str(name), str(name)): content for name, content in piece.items()})
+        for piece in value["pieces"]
+    )
     return LayerInfo(**{**value, "modules": tuple(modules), "pieces": tuple(pieces)})
 
 

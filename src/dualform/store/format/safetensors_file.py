@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..io.atomic_file import FileEntry, write_whole
-from ..io.direct_io import PAGE, DirectFile
+from ..io import PAGE, DirectFile, FileEntry, write_whole
 
 SAFETENSORS_NAME = {
     torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.bool: "BOOL",

@@ -1,1 +1,5 @@
 """Where training takes an attention layer: gradient descent, and heads through time."""
+
+from .trajectory import Trajectory, trajectory
+
+__all__ = ["Trajectory", "trajectory"]

@@ -10,13 +10,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, require
-from dualform.explain import Memory
-from dualform.explain.groups import stretch_edges
+from dualform.explain import Memory, stretch_edges
 from dualform.progress import Progress, bar
 
-from ..heads.attention_calls import LossOfOutput
-from ..heads.head_findings import HeadReport
-from ..heads.report import Report, reports
+from ..heads import HeadReport, LossOfOutput, Report, reports
 
 CURVES = (
     "norm", "above 0.99", "entropy", "smallest margin", "efficiency", "cosine", "null cosine", "nuclear cosine",

@@ -12,7 +12,7 @@ import math
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dualform.attention.expansion import KernelName, feature_map
+from dualform.attention import KernelName, feature_map
 
 from .features import polynomial_features
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dualform.attention.expansion import KernelName
+from dualform.attention import KernelName
 from dualform.errors import QueryError, SizeError
 
 from .expansion import expand, log_kernel, log_normaliser

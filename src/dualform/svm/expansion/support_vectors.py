@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dualform.attention import Expansion, Heads
-from dualform.attention.pairs import Padding
+from dualform.attention import Expansion, Heads, Padding
 from dualform.errors import QueryError, require
 
 from .expansion import log_normaliser

@@ -17,9 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from dualform.attention import Heads
-from dualform.attention.expansion import KernelName
-from dualform.attention.pairs import Padding
+from dualform.attention import Heads, KernelName, Padding
 from dualform.errors import QueryError
 
 from .expansion import expand

@@ -1,1 +1,27 @@
 """What the heads of a real attention layer select, and what separates that."""
+
+from .attention_calls import LossOfOutput, look, seen_layers
+from .head_findings import HeadReport, SupportToken
+from .origin import DirectionGroup, Origin, origin, source_of
+from .report import Report, report, reports
+from .report_text import COLUMNS, LEGEND, as_table, cells, sentences
+
+__all__ = [
+    "COLUMNS",
+    "LEGEND",
+    "DirectionGroup",
+    "HeadReport",
+    "LossOfOutput",
+    "Origin",
+    "Report",
+    "SupportToken",
+    "as_table",
+    "cells",
+    "look",
+    "origin",
+    "report",
+    "reports",
+    "seen_layers",
+    "sentences",
+    "source_of",
+]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..separation.separation import Separation
+from ..separation import Separation
 
 
 class Bounds(NamedTuple):

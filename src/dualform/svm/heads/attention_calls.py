@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from dualform.attention import Heads
 from dualform.errors import ModelMismatch, QueryError
-from dualform.explain.query.capture import run_model
-from dualform.explain.query.model_shadow import shadow_of
+from dualform.explain.query import run_model, shadow_of
 from dualform.store import outside_inference_mode
 
 from .head_inputs import HeadInputs

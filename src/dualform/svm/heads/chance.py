@@ -6,9 +6,7 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 
-from ..separation.generalised import TwoParts, fit_generalised
-from ..separation.separation import Separation, fit
-from ..separation.span import inside
+from ..separation import Separation, TwoParts, fit, fit_generalised, inside
 from .alignment import Null, align, cosine_of, efficiency, random_like, untied
 from .head_findings import HeadReport, HeadReportOptions, Optimality
 from .head_inputs import SingleHeadInputs

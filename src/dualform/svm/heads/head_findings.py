@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 
-from ..separation.generalised import TwoParts
-from ..separation.separation import Separation
+from ..separation import Separation, TwoParts
 from .alignment import Alignment, Null, Spectrum
 from .head_inputs import SingleHeadInputs, Space
 from .saturation import Saturation

@@ -9,10 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from dualform.attention import Allocating, Expansion, GroupedQueryAttention, Heads
-from dualform.attention.core import split_heads
-from dualform.attention.heads import MultiHead
-from dualform.attention.load import projections
+from dualform.attention import Allocating, Expansion, GroupedQueryAttention, Heads, MultiHead, projections, split_heads
 from dualform.errors import QueryError
 
 from .head_inputs import HeadInputs, HeadProjection, LayerTokens

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import ModelMismatch, QueryError, require
-from dualform.explain import Groups, Memory
-from dualform.explain.query.linear_functional import LinearFunctional
+from dualform.explain import Groups, LinearFunctional, Memory
 from dualform.progress import Progress
 
 from .head_findings import HeadReport

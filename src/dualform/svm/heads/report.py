@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attention.pairs import Padding
+from dualform.attention import Padding
 from dualform.errors import QueryError, SizeError, require
 from dualform.progress import Progress, bar
 

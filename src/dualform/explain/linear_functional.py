@@ -17,12 +17,11 @@ from dualform.errors import QueryError
 from dualform.store import assemble_matrix
 from dualform.types import LayerInfo
 
-from ..spotlight import Spotlight
-from .capture import Capture, MapCalls, apply
-from .targets import Target
+from .query import Capture, MapCalls, Target, apply
+from .spotlight import Spotlight
 
 if TYPE_CHECKING:
-    from ..memory import Memory
+    from .memory import Memory
 
 
 class LinearFunctional(Spotlight):
