@@ -376,34 +376,6 @@ def test_observers_of_quantisation_may_resize_their_buffers(tmp_path):
     torch.testing.assert_close(memory.weights(), state, rtol=0, atol=1e-6)
 
 
-def test_functions_that_others_call_meanwhile_are_not_replaced(tmp_path):
-    """Attention is watched in its own forward pass alone: nobody else's ``F.linear`` changes, in no thread."""
-    before, seen = F.linear, []
-
-    class Look(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(F.linear)
-            return x
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.look = nn.MultiheadAttention(4, 2, batch_first=True), Look()
-            self.body.out_proj.register_forward_hook(lambda *args: None)
-            self.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.look(self.body(x, x, x)[0])
-
-    model = Attention()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    with dualform.record(model, optimizer, tmp_path, progress=False):
-        model.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
-        model(torch.randn(2, 3, 4)).sum().backward()
-        optimizer.step()
-    assert len(seen) >= 3 and all(each is before for each in seen)
-
-
 def test_a_model_without_a_layer_of_a_known_kind_is_refused_with_the_classes_it_has():
     class GraphLinear(nn.Module):
         """As in graph libraries: a linear layer that is no ``nn.Linear``."""
