@@ -94,11 +94,11 @@ def _refuse_compiled() -> None:
     )
 
 
-_refuse_compiled._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess] # runs as it stands
+_refuse_compiled._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess] # runs uncompiled
 
 
 class MultiheadCall:
-    """The rows of each projection, time first. A projection of the query alone fills a part of the errors."""
+    """The rows of each projection, time first. A projection of the query alone fills some columns of the errors."""
 
     def __init__(self, module: nn.MultiheadAttention, uses: Sequence[MapUseOfCall], batch: int) -> None:
         self.module, self.batch, self._uses = module, batch, uses
