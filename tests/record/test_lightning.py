@@ -1,4 +1,4 @@
-"""Lightning: its own training, unchanged, and every visit with the columns of its own example."""
+"""Lightning: its training is unchanged, and every visit has the columns of its own example."""
 
 import logging
 import os
@@ -239,7 +239,7 @@ def averaging() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # the memory says what it noticed, Lightning that it swaps the schedule
-def test_averaged_weights_that_a_callback_puts_in_at_the_end_are_no_part_of_the_memory(tmp_path):
+def test_averaged_weights_that_a_callback_loads_at_the_end_are_no_part_of_the_memory(tmp_path):
     model, last = module(), Last()
     trainer(last, averaging(), recorder(tmp_path), max_epochs=3).fit(model, loader())
     memory = opened(tmp_path)
@@ -303,7 +303,7 @@ def test_nothing_is_left_on_the_model_or_in_the_trainer(tmp_path):
     model, run = module(), trainer(recorder(tmp_path))
     own = set(vars(run))
     run.fit(model, loader())
-    assert not any(each._forward_hooks for each in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
     assert {name for name in set(vars(run)) - own if callable(vars(run)[name])} == set()
 
 
@@ -419,7 +419,7 @@ def test_a_checkpoint_that_was_not_recorded_begins_a_memory(tmp_path):
     assert_rebuilt(opened(tmp_path), model, EXACT)
 
 
-def test_a_checkpoint_that_was_only_looked_at_does_not_count(tmp_path):
+def test_a_checkpoint_loaded_only_for_evaluation_does_not_count(tmp_path):
     trainer(recorder(tmp_path), saving(tmp_path), max_epochs=1, enable_checkpointing=True).fit(module(), loader())
     new = recorder(tmp_path / "new"), saving(tmp_path)
     run, model = trainer(*new, max_epochs=1, enable_checkpointing=True), module()
@@ -445,11 +445,11 @@ def test_a_run_that_fails_keeps_its_complete_steps(tmp_path, error, seen):
     finally:
         signal.signal(signal.SIGINT, handler)  # after an interrupt Lightning wants no other
     assert opened(tmp_path).step == 3
-    assert not any(each._forward_hooks for each in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
     assert "save_checkpoint" not in vars(run)
 
 
-def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
+def test_an_interrupt_inside_a_hook_of_the_recorder_keeps_the_step(tmp_path, monkeypatch):
     add, model, handler = ShardBuilder.add, module(), signal.getsignal(signal.SIGINT)
 
     def pressed(shelf: ShardBuilder, step: int, *args: Any, **kwargs: Any) -> None:
