@@ -488,7 +488,7 @@ def test_a_model_that_cannot_be_run_apart_is_credited_by_its_own_axes_or_marked(
     torch.manual_seed(0)
     model, x = Once().double(), torch.randn(3, 4, 5, dtype=torch.float64)
     alone = [gradients(model, model(x[i : i + 1], Budget()).sin().sum()) for i in range(3)]
-    with pytest.warns(DualformWarning, match="could not be run apart"):
+    with pytest.warns(DualformWarning, match="could not be run separately"):
         memory = one_step(tmp_path, model, lambda: model(x, Budget()).sin().sum(), 3)
     assert marked(memory) == {"flat"}
     assert_credited(memory, alone, {"flat"})

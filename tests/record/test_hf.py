@@ -102,7 +102,7 @@ class Stream(IterableDataset):
 
 
 class Spy(transformers.Trainer):
-    """Writes down what its training steps are given."""
+    """Collects the inputs of its training steps."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -180,15 +180,15 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_exact(folder: Path, model: nn.Module, bar: float = EXACT) -> None:
-    """The memory makes up the weights of the model, now and as it was written."""
+    """The memory rebuilds the weights of the model, now and when it was written."""
     assert opened(folder).check(model, full=True).worst <= bar
     assert opened(folder).certificate.worst <= bar
     assert len(opened(folder).certificate)
 
 
-def assert_same(model: nn.Module, other: nn.Module) -> None:
-    """Bit for bit."""
-    first, second = state_of(model), state_of(other)
+def assert_same(model: nn.Module, twin: nn.Module) -> None:
+    """Two models have the same weights, bit for bit."""
+    first, second = state_of(model), state_of(twin)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -198,14 +198,14 @@ def momentum(model: nn.Module) -> optim.Optimizer:
 
 
 class At(transformers.TrainerCallback):
-    """Does something when a step has ended."""
+    """Runs an action after a step."""
 
-    def __init__(self, step: int, what: Any) -> None:
-        self.step, self.what = step, what
+    def __init__(self, step: int, action: Any) -> None:
+        self.step, self.action = step, action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
-            self.what()
+            self.action()
 
 
 def interrupt() -> None:
@@ -330,16 +330,16 @@ def test_a_collator_that_pads_never_sees_the_columns(tmp_path, make):
 @pytest.mark.parametrize("removed", [True, False])
 def test_a_custom_collator_gets_the_same_examples_as_without_recording(tmp_path, make, removed):
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        given.append([sorted(example) for example in examples])
+        columns.append([sorted(example) for example in examples])
         return {name: torch.tensor([example[name] for example in examples]) for name in ("input_ids", "labels")}
 
-    given: list[list[list[str]]] = []
+    columns: list[list[list[str]]] = []
     settings = {"data": make(sentences()), "collator": collate, "remove_unused_columns": removed}
     trainer(tmp_path, llama(), **settings).train()
-    without, given = given, []
+    without, columns = columns, []
     run = trainer(tmp_path, llama(), recorder(tmp_path), **settings)
     run.train()
-    assert given == without
+    assert columns == without
     assert listed(tmp_path) == run.visits(sentences())
 
 
@@ -410,7 +410,7 @@ def test_columns_that_have_no_place_in_the_batch_are_rejected(tmp_path):
         return [torch.tensor([example["input_ids"] for example in examples])]
 
     run = trainer(tmp_path, llama(), recorder(tmp_path), collator=collate)
-    with pytest.raises(NoteError, match=r"a list of a batch.*'source', 'index'.*function"):
+    with pytest.raises(NoteError, match=r"the collator returns a list.*'source', 'index'.*function"):
         run.train()
 
 
@@ -423,7 +423,7 @@ def test_a_column_holds_one_value_an_example(tmp_path, value, why):
 
 def test_a_function_for_columns_must_give_names(tmp_path):
     run = trainer(tmp_path, llama(), recorder(tmp_path, columns=lambda batch: [1, 2]))
-    with pytest.raises(NoteError, match="gave a list"):
+    with pytest.raises(NoteError, match="returned a list"):
         run.train()
 
 

@@ -170,22 +170,22 @@ def listed(folder: Path, *names: str) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("step", "row", *names)} for line in opened(folder).visits.to_pylist()]
 
 
-def assert_same(model: nn.Module, other: nn.Module) -> None:
-    """Bit for bit."""
-    first, second = state_of(model), state_of(other)
+def assert_same(model: nn.Module, twin: nn.Module) -> None:
+    """Two models have the same weights, bit for bit."""
+    first, second = state_of(model), state_of(twin)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 class At(L.Callback):
-    """Does something when a batch has been trained on."""
+    """Runs an action after a batch."""
 
-    def __init__(self, batch: int, what: Any) -> None:
-        self.batch, self.what = batch, what
+    def __init__(self, batch: int, action: Any) -> None:
+        self.batch, self.action = batch, action
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.fit_loop.total_batch_idx + 1 == self.batch:
-            self.what()
+            self.action()
 
 
 # ---------------------------------------------------------------- training is what it was
@@ -342,9 +342,9 @@ def test_without_columns_a_visit_is_its_step_and_row(tmp_path):
 def test_names_need_a_batch_that_has_them(tmp_path):
     with pytest.raises(NoteError, match=r"no column 'sauce'.*\['index', 'source', 'x', 'y'\]"):
         trainer(recorder(tmp_path, columns="sauce")).fit(module(), loader(Named()))
-    with pytest.raises(NoteError, match=r"A batch is a list here.*function of the batch"):
+    with pytest.raises(NoteError, match=r"Here a batch is a list, .*function of the batch"):
         trainer(recorder(tmp_path, columns="index", overwrite=True)).fit(module(), loader())
-    with pytest.raises(NoteError, match="gave a list"):
+    with pytest.raises(NoteError, match="returned a list"):
         trainer(recorder(tmp_path, columns=lambda batch: batch, overwrite=True)).fit(module(), loader())
 
 
