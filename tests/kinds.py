@@ -1,4 +1,4 @@
-"""One small network for each kind of layer, and data for it: what the batteries over all kinds train."""
+"""One small network for each kind of layer, with data for it, for the batteries over all kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ TOKENS = 11
 
 
 class Around(nn.Module):
-    """A layer of some kind, and a linear layer that reads what comes of it."""
+    """A layer of some kind, and a linear layer behind it."""
 
     def __init__(self, body: nn.Module, width: int, read: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Tied(nn.Module):
 
 
 class Turned(nn.Module):
-    """Hugging Face's ``Conv1D``, by its own name: a linear layer with its weight turned."""
+    """Hugging Face's ``Conv1D``, by its own name: a linear layer with its weight transposed."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ def last(body: nn.Module, x: Tensor) -> Tensor:
 
 
 def state(body: nn.Module, x: Tensor) -> Tensor:
-    found = body(x.transpose(0, 1))[1]
-    return found[0][-1] + found[1][-1] if isinstance(found, tuple) else found[-1]
+    states = body(x.transpose(0, 1))[1]
+    return states[0][-1] + states[1][-1] if isinstance(states, tuple) else states[-1]
 
 
 def attention(body: nn.Module, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualform.record import KINDS, kind_of
-from dualform.record.layers.table import OTHERS
+from dualform.record.layers.table import KINDS_BY_NAME
 from dualform.rules import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_every_optimiser_and_every_kind_of_layer_is_in_the_table(precision, scri
     assert {optimizer.__name__ for optimizer in RULES} | {"Lion"} <= names
     modules = [part for network in script.NETWORKS.values() for part in network.make().modules()]
     tried = {type(kind) for part in modules if (kind := kind_of(part))}
-    assert {type(kind) for kind in (*KINDS.values(), *OTHERS.values())} <= tried
+    assert {type(kind) for kind in (*KINDS.values(), *KINDS_BY_NAME.values())} <= tried
     assert all(any(isinstance(part, layer) for part in modules) for layer in KINDS)
 
 

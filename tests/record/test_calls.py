@@ -1,4 +1,4 @@
-"""However a layer is called, its slots are its inputs and errors."""
+"""The slots of a layer are its inputs and errors, however it is called."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from dualform.errors import DualformError, QueryError
 
 
 class Called(nn.Module):
-    """A network that is written as a function of its layers a, b, c (widths 5 → 4 → 4 → 3)."""
+    """A network given as a function of its layers a, b, c (widths 5 → 4 → 4 → 3)."""
 
     def __init__(self, forward: Callable[["Called", Tensor], Tensor], bias: bool = True) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ def test_a_model_may_be_a_layer_itself(tmp_path):
     close(memory.attend(model, x).output(""), model(x))
 
 
-def test_a_parameter_that_is_replaced_while_recording_is_refused_by_name(tmp_path):
+def test_an_error_names_a_parameter_that_is_replaced_while_recording(tmp_path):
     model = mlp(5, 3)
     with (
         pytest.raises(DualformError, match=r"0\.weight"),
@@ -424,7 +424,7 @@ def test_a_weight_may_lie_transposed_in_memory(tmp_path):
     assert_rebuilt(memory, model)
 
 
-def test_names_of_layers_may_hold_any_sign(tmp_path):
+def test_names_of_layers_may_contain_any_character(tmp_path):
     torch.manual_seed(0)
     names = ("a@3", "a#buffer", "ä/ö", "keys")
     model = nn.Sequential()

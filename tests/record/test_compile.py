@@ -1,4 +1,4 @@
-"""``torch.compile`` inside the with-block: recorded as ever, or refused with a sentence."""
+"""``torch.compile`` inside the with-block: recorded as without it, or rejected with an error that says why."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ def compiled_training(name: str, path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "embedding, tied", "lstm"])
-def test_what_is_compiled_inside_is_recorded(name, tmp_path):
+def test_a_model_compiled_inside_the_with_block_is_recorded(name, tmp_path):
     model = compiled_training(name, tmp_path)
     memory = dualform.open(tmp_path)
     assert not memory.certificate.marks
@@ -47,7 +47,7 @@ def test_what_is_compiled_inside_is_recorded(name, tmp_path):
 
 
 def test_a_compiled_layer_with_its_own_forward_is_left_to_the_rest(tmp_path):
-    """Compiled code does not tell of the functional call inside it."""
+    """In compiled code the functional call inside the layer cannot be seen."""
 
     class Scaled(nn.Embedding):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_a_compiled_layer_with_its_own_forward_is_left_to_the_rest(tmp_path):
     assert certificate.worst < 1e-12
 
 
-def test_compiled_attention_is_refused(tmp_path):
+def test_compiled_attention_is_rejected(tmp_path):
     with pytest.raises(UnsupportedLayer, match=r"MultiheadAttention inside torch\.compile"):
         compiled_training("attention", tmp_path)
 
@@ -162,7 +162,7 @@ def test_any_part_of_the_training_step_may_be_compiled(compiled, optimiser, tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize(("compiled", "optimiser"), [(whole_step, "SGD"), (network, "AdamW")])
-def test_what_inductor_makes_of_a_recorded_step_differs_by_rounding_alone(compiled, optimiser, tmp_path):
+def test_a_recorded_step_compiled_by_inductor_differs_by_rounding_alone(compiled, optimiser, tmp_path):
     bare, model = trained(compiled, optimiser, "inductor"), trained(compiled, optimiser, "inductor", tmp_path)
     apart = max(
         float((a - b).detach().norm() / b.detach().norm())

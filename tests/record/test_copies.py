@@ -1,4 +1,4 @@
-"""A copy or a pickle of a model that is being recorded is a plain model: nothing of the recording goes with it."""
+"""A copy or a pickle of a model that is being recorded is a plain model, without anything of the recording."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""The law of credit: what is credited to an example is its own gradient, or the layer is marked."""
+"""The law of credit: an example is credited with its own gradient, or the layer is marked."""
 
 import random
 from collections.abc import Callable, Collection
@@ -32,8 +32,8 @@ def one_step(path, model: nn.Module, loss: Callable[[], Tensor], examples: int, 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, grads, strict=True)}
 
 
 def assert_credited(memory: dualform.Memory, alone: list[dict[str, Tensor]], unknown: Collection[str] = ()) -> None:
@@ -98,7 +98,7 @@ class Arranged(nn.Module):
     def inputs(self, examples: int, items: int, seed: int) -> Tensor:
         random = torch.Generator().manual_seed(seed)
         rows = [self.kind.inputs(random).movedim(self.kind.batch_dim, 0) for _ in range(examples * items)]
-        return torch.stack([each[0] for each in rows]).unflatten(0, (examples, items))
+        return torch.stack([row[0] for row in rows]).unflatten(0, (examples, items))
 
 
 def assert_law_of_credit(path, kind: str, arrangement: str, examples: int, items: int, seed: int) -> None:
@@ -181,7 +181,7 @@ def test_a_table_of_positions_belongs_to_no_example_where_there_are_as_many_exam
     assert_credited(memory, alone, {"positions"})
     close(
         memory.ledger("index")[None]["positions.weight"],
-        -torch.stack([each["positions.weight"] for each in alone]).sum(0),
+        -torch.stack([gradients["positions.weight"] for gradients in alone]).sum(0),
     )
 
 
@@ -295,7 +295,7 @@ def test_copies_credit_each_block_of_rows_to_its_example(tmp_path):
     assert memory.visits["index"].to_pylist() == [0, 1, 2, 0, 1, 2]
     assert memory.visits["copy"].to_pylist() == [0, 0, 0, 1, 1, 1]
     parts = memory.ledger("copy")
-    close(parts[0]["0.weight"] + parts[1]["0.weight"], -torch.stack([each["0.weight"] for each in alone]).sum(0))
+    close(parts[0]["0.weight"] + parts[1]["0.weight"], -torch.stack([grads["0.weight"] for grads in alone]).sum(0))
 
 
 def test_more_rows_than_notes_are_marked_and_the_mark_names_copies(tmp_path):
@@ -488,7 +488,7 @@ def test_a_model_that_cannot_be_run_apart_is_credited_by_its_own_axes_or_marked(
     torch.manual_seed(0)
     model, x = Once().double(), torch.randn(3, 4, 5, dtype=torch.float64)
     alone = [gradients(model, model(x[i : i + 1], Budget()).sin().sum()) for i in range(3)]
-    with pytest.warns(DualformWarning, match="could not be run apart"):
+    with pytest.warns(DualformWarning, match="could not be run separately"):
         memory = one_step(tmp_path, model, lambda: model(x, Budget()).sin().sum(), 3)
     assert marked(memory) == {"flat"}
     assert_credited(memory, alone, {"flat"})

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its own training, unchanged, and every visit with the columns of its own example."""
+"""Hugging Face's Trainer: its training is unchanged, and every visit has the columns of its own example."""
 
 import gc
 import os
@@ -102,7 +102,7 @@ class Stream(IterableDataset):
 
 
 class Spy(transformers.Trainer):
-    """Writes down what its training steps are given."""
+    """Collects the inputs of its training steps."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -180,15 +180,15 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_exact(folder: Path, model: nn.Module, bar: float = EXACT) -> None:
-    """The memory makes up the weights of the model, now and as it was written."""
+    """The memory rebuilds the weights of the model, now and when it was written."""
     assert opened(folder).check(model, full=True).worst <= bar
     assert opened(folder).certificate.worst <= bar
     assert len(opened(folder).certificate)
 
 
-def assert_same(model: nn.Module, other: nn.Module) -> None:
-    """Bit for bit."""
-    first, second = state_of(model), state_of(other)
+def assert_same(model: nn.Module, twin: nn.Module) -> None:
+    """Two models have the same weights, bit for bit."""
+    first, second = state_of(model), state_of(twin)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -198,14 +198,14 @@ def momentum(model: nn.Module) -> optim.Optimizer:
 
 
 class At(transformers.TrainerCallback):
-    """Does something when a step has ended."""
+    """Runs an action after a step."""
 
-    def __init__(self, step: int, what: Any) -> None:
-        self.step, self.what = step, what
+    def __init__(self, step: int, action: Any) -> None:
+        self.step, self.action = step, action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
-            self.what()
+            self.action()
 
 
 def interrupt() -> None:
@@ -306,10 +306,10 @@ def padding() -> Any:
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(), st.floats(), st.booleans()), min_size=1))
-def test_columns_arrive_as_they_set_out(values):
+def test_columns_are_the_same_after_encoding_and_decoding(values):
     names = ("index", "source", "weight", "kept")
-    arrived = _unpacked(_packed([dict(zip(names, each, strict=True)) for each in values]))
-    assert repr(arrived) == repr({name: [each[i] for each in values] for i, name in enumerate(names)})  # NaN and all
+    decoded = _unpacked(_packed([dict(zip(names, row, strict=True)) for row in values]))
+    assert repr(decoded) == repr({name: [row[i] for row in values] for i, name in enumerate(names)})  # NaN and all
 
 
 @pytest.mark.parametrize("make", [list, as_datasets])
@@ -328,22 +328,22 @@ def test_a_collator_that_pads_never_sees_the_columns(tmp_path, make):
 
 @pytest.mark.parametrize("make", [list, as_datasets])
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_collator_of_ones_own_gets_what_it_gets_without_recording(tmp_path, make, removed):
+def test_a_custom_collator_gets_the_same_examples_as_without_recording(tmp_path, make, removed):
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        given.append([sorted(example) for example in examples])
+        columns.append([sorted(example) for example in examples])
         return {name: torch.tensor([example[name] for example in examples]) for name in ("input_ids", "labels")}
 
-    given: list[list[list[str]]] = []
+    columns: list[list[list[str]]] = []
     settings = {"data": make(sentences()), "collator": collate, "remove_unused_columns": removed}
     trainer(tmp_path, llama(), **settings).train()
-    without, given = given, []
+    without, columns = columns, []
     run = trainer(tmp_path, llama(), recorder(tmp_path), **settings)
     run.train()
-    assert given == without
+    assert columns == without
     assert listed(tmp_path) == run.visits(sentences())
 
 
-def test_a_loader_of_ones_own_is_left_as_it_was(tmp_path):
+def test_a_custom_loader_is_left_unchanged(tmp_path):
     def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         assert set(examples[0]) == {"input_ids", "labels", *NAMES}
         return {name: torch.tensor([example[name] for example in examples]) for name in ("input_ids", "labels")}
@@ -399,18 +399,18 @@ def test_without_columns_a_visit_is_its_step_and_row(tmp_path):
 
 
 @pytest.mark.parametrize("make", [list, as_datasets])
-def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path, make):
+def test_a_missing_column_is_rejected_with_a_list_of_the_others(tmp_path, make):
     run = trainer(tmp_path, llama(), recorder(tmp_path, columns=("sauce",)), data=make(sentences()))
     with pytest.raises(NoteError, match=r"no column 'sauce'.*\['index', 'input_ids', 'labels', 'source'\]"):
         run.train()
 
 
-def test_columns_that_have_no_place_in_the_batch_are_refused(tmp_path):
+def test_columns_that_have_no_place_in_the_batch_are_rejected(tmp_path):
     def collate(examples: list[dict[str, Any]]) -> list[torch.Tensor]:
         return [torch.tensor([example["input_ids"] for example in examples])]
 
     run = trainer(tmp_path, llama(), recorder(tmp_path), collator=collate)
-    with pytest.raises(NoteError, match=r"a list of a batch.*'source', 'index'.*function"):
+    with pytest.raises(NoteError, match=r"the collator returns a list.*'source', 'index'.*function"):
         run.train()
 
 
@@ -423,7 +423,7 @@ def test_a_column_holds_one_value_an_example(tmp_path, value, why):
 
 def test_a_function_for_columns_must_give_names(tmp_path):
     run = trainer(tmp_path, llama(), recorder(tmp_path, columns=lambda batch: [1, 2]))
-    with pytest.raises(NoteError, match="gave a list"):
+    with pytest.raises(NoteError, match="returned a list"):
         run.train()
 
 
@@ -475,7 +475,7 @@ def test_resuming_without_the_memory_is_refused(tmp_path):
         trainer(tmp_path, llama(), recorder(tmp_path), **saving).train(resume_from_checkpoint=True)
 
 
-def test_beginning_again_where_a_memory_is_needs_a_word(tmp_path):
+def test_a_second_training_at_the_same_path_needs_overwrite_or_resume(tmp_path):
     trainer(tmp_path, llama(), recorder(tmp_path), max_steps=3).train()
     with pytest.raises(MemoryExists, match="3 steps"):
         trainer(tmp_path, llama(), recorder(tmp_path), max_steps=3).train()
@@ -543,7 +543,7 @@ def test_a_run_that_fails_keeps_its_complete_steps_and_can_go_on(tmp_path, error
     assert_exact(tmp_path, model)
 
 
-def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
+def test_an_interrupt_inside_a_hook_of_the_recorder_keeps_the_step(tmp_path, monkeypatch):
     add, steps, model = ShardBuilder.add, [], llama()
 
     def pressed(shelf: ShardBuilder, step: int, *args: Any, **kwargs: Any) -> None:
@@ -587,7 +587,7 @@ def test_training_twice_makes_one_memory(tmp_path, optimizer):
 def test_a_training_from_new_weights_is_not_the_same_memory(tmp_path):
     run = trainer(tmp_path, llama(), recorder(tmp_path, overwrite=True), model_init=lambda: llama(), max_steps=3)
     run.train()
-    with pytest.raises(MemoryExists, match="a path of its own"):
+    with pytest.raises(MemoryExists, match="a callback with its own path"):
         run.train()
     assert opened(tmp_path).step == 3
 
@@ -620,7 +620,7 @@ def test_a_callback_that_comes_later_has_to_be_attached(tmp_path):
     callback.attach(run)  # once is enough
     run.train()
     assert opened(tmp_path).step == 3
-    assert sum(each is callback for each in run.callback_handler.callbacks) == 1
+    assert sum(present is callback for present in run.callback_handler.callbacks) == 1
 
 
 def test_a_callback_that_was_removed_records_nothing(tmp_path):

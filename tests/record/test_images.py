@@ -1,4 +1,4 @@
-"""A network on images as people train them: a convolutional one with Lightning, AdamW, accumulation and clipping."""
+"""Images in realistic training: a convolutional network with Lightning, AdamW, accumulation and clipping."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,20 +169,20 @@ def patches(x: Tensor) -> Tensor:
 def test_a_prediction_has_its_top_images(run):
     hits = run.memory.attend(run.model, run.asked).top(5, layer="fc2", progress=False)
     assert hits.contribution.shape == (len(run.asked), 5)
-    for each in hits:
-        for hit in each:
+    for image_hits in hits:
+        for hit in image_hits:
             image = run.train[hit.index]
             assert (hit.label, hit.source) == (image["label"], image["source"]) and hit.contribution > 0
-        assert (each.contribution.diff() <= 0).all()
+        assert (image_hits.contribution.diff() <= 0).all()
 
 
 def test_a_slot_of_a_convolution_is_a_pixel_of_its_image(run):
     spot = run.memory.attend(run.model, run.asked)
     hits = {layer: spot.top(20, layer=layer, progress=False) for layer in ("conv1", "conv2")}
-    for layer, found in hits.items():
-        assert found.positions.min() >= 0 and found.positions.max() < torch.Size(LAYERS[layer]).numel()
-    for query, each in zip(patches(run.asked), hits["conv1"], strict=True):
-        for hit in each:  # the key is what that image shows around that pixel
+    for layer, layer_hits in hits.items():
+        assert layer_hits.positions.min() >= 0 and layer_hits.positions.max() < torch.Size(LAYERS[layer]).numel()
+    for query, image_hits in zip(patches(run.asked), hits["conv1"], strict=True):
+        for hit in image_hits:  # the key is what that image shows around that pixel
             key = patches(run.train[hit.index]["image"].unsqueeze(0))[0, hit.position]
             assert hit.weight == pytest.approx(float((query @ key).sum()), rel=1e-5, abs=1e-5)
 
@@ -191,15 +191,15 @@ def change(run: Trained, layer: str) -> Tensor:
     """What training changed in the part that a layer has in the largest logit: gradient · (output − what is left of the
     first one), for each image asked.
     """
-    seen: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def hook(module: nn.Module, args: tuple[Tensor], out: Tensor) -> None:
-        seen.extend((args[0], out))
+        tensors.extend((args[0], out))
 
     handle = run.model.get_submodule(layer).register_forward_hook(hook)
     logit = run.model(run.asked).max(1).values
     handle.remove()
-    x, out = seen
+    x, out = tensors
     (direction,) = torch.autograd.grad(logit.sum(), out)
     first = untrained().get_submodule(layer)(x)
     return (direction * (out - KEPT * first)).detach().flatten(1).sum(1).double()
@@ -223,8 +223,8 @@ def test_all_slots_of_a_source_sum_to_its_group(run):
     groups = spot.by("source", layer="fc2", progress=False)
     source = hits.columns["source"].to_numpy(zero_copy_only=False).reshape(hits.slots.shape)
     for name, values in zip(groups.names, groups.values.mT, strict=True):
-        found = torch.where(torch.from_numpy(source == name), hits.contribution, 0).double().sum(1)
-        close(found, values, BAR)
+        total = torch.where(torch.from_numpy(source == name), hits.contribution, 0).double().sum(1)
+        close(total, values, BAR)
 
 
 # ---------------------------------------------------------------- what each source put into the weights
@@ -245,7 +245,7 @@ def test_the_first_weights_and_both_sources_sum_to_the_weights(run, ledger):
         assert all(ledger[source][name].any() for source in ledger)
 
 
-def test_without_a_source_there_is_a_whole_model_that_says_something_else(run, ledger):
+def test_a_mask_of_a_source_gives_a_whole_model_with_other_predictions(run, ledger):
     before, masked = state_of(run.model), run.memory.without("source = 'mnist'")
     model = masked.load_into(untrained(), progress=False).eval()
     for name, tensor in state_of(model).items():

@@ -377,7 +377,7 @@ def test_who_does_not_want_to_wait_for_the_disk_presses_three_times(tmp_path, ca
     hangs.set()
     presses.join()
     told = capfd.readouterr().err
-    assert f"writing the steps up to 1 to {tmp_path}" in told and "Ctrl-C again gives that up" in told
+    assert f"writing the steps up to 1 to {tmp_path}" in told and "press Ctrl-C again to give that up" in told
 
 
 # ---------------------------------------------------------------- hand-over

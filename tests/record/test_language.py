@@ -1,4 +1,4 @@
-"""Language models as people train them: a transformer with Hugging Face's Trainer, an LSTM with Adam."""
+"""Language models in realistic training: a transformer with Hugging Face's Trainer, an LSTM with Adam."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which layers are recorded is decided by looking alone: no weight is computed, no state goes on."""
+"""Selecting the layers changes nothing in the model: no weight is computed, no state advances."""
 
 from collections import OrderedDict
 from typing import Any
@@ -19,8 +19,8 @@ def record(model: nn.Module, path: Any, **options: Any) -> dualform.Tape:
 
 @pytest.mark.parametrize("norm", [spectral_norm, weight_norm])
 @pytest.mark.parametrize("named", [False, True])
-def test_looking_at_a_computed_weight_does_not_change_the_model(norm, named, tmp_path):
-    """Spectral norm takes a step of its power iteration whenever its weight is looked at."""
+def test_selecting_layers_does_not_compute_a_spectral_norm(norm, named, tmp_path):
+    """Spectral norm takes a step of its power iteration at every access to its weight."""
     model = nn.Sequential(OrderedDict(norm=norm(nn.Linear(4, 4)), fc=nn.Linear(4, 3)))
     before = state_of(model)
     if named:
@@ -50,7 +50,7 @@ def test_the_axis_of_a_tied_layer_may_be_given_by_any_of_its_names(name, tmp_pat
     ],
     ids=str,
 )
-def test_options_that_cannot_be_meant_are_refused_before_anything_is_made(options, error, words, tmp_path):
+def test_invalid_options_are_rejected_before_a_file_is_written(options, error, words, tmp_path):
     with pytest.raises(error, match=words):
         record(mlp(4, 3, 2), tmp_path / "m", **options)
     assert not (tmp_path / "m").exists()

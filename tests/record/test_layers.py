@@ -1,4 +1,4 @@
-"""One battery for every kind of layer: what is recorded is exact, changes nothing, and can be asked."""
+"""One battery for every kind of layer: its record is exact, changes nothing, and can be queried."""
 
 import gc
 from functools import partial
@@ -109,10 +109,10 @@ def test_the_dual_output_is_the_output_of_the_layer(name, optimiser, runs):
     path, model, _, x = runs(name, optimiser)
     memory = dualform.open(path)
     spot = memory.attend(model, x)
-    seen = {}
+    outputs = {}
 
     def keep(key: str, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        seen[key] = output.detach().clone()
+        outputs[key] = output.detach().clone()
 
     handles = [
         module.register_forward_hook(partial(keep, key))
@@ -124,10 +124,10 @@ def test_the_dual_output_is_the_output_of_the_layer(name, optimiser, runs):
         handle.remove()
     for layer in memory.layers:
         out = spot.output(layer, progress=False)
-        if layer in seen:
-            close(out, seen[layer], 1e-9)
+        if layer in outputs:
+            close(out, outputs[layer], 1e-9)
         primal = torch.cat([z.reshape(-1, z.shape[-1]) for z in spot._own.seen[layer].outputs])
-        if layer not in seen:
+        if layer not in outputs:
             close(out.reshape(primal.shape), primal, 1e-9)
 
 
@@ -178,14 +178,14 @@ def test_masks_and_ledgers_agree(name, optimiser, runs):
     memory = dualform.open(path)
     ledger, masked = memory.ledger("source", progress=False), memory.without("source = 's1'")
     for key in ledger.initial:
-        whole = ledger.total(key)
-        close(whole, dict(model.named_parameters())[key].detach(), 1e-9)
-        close(masked.parameter(key), whole - ledger["s1"][key], 1e-9)
+        total = ledger.total(key)
+        close(total, dict(model.named_parameters())[key].detach(), 1e-9)
+        close(masked.parameter(key), total - ledger["s1"][key], 1e-9)
     assert masked.predict(model, x, progress=False).shape == model(x).shape
 
 
 @every_kind
-def test_nothing_of_a_step_stays_in_memory_until_python_looks_for_rings(name, tmp_path):
+def test_a_step_leaves_no_reference_cycles_for_the_garbage_collector(name, tmp_path):
     kind = KINDS[name]
     model, random = kind.model(), torch.Generator().manual_seed(1)
     optimizer = optim.SGD(model.parameters(), lr=1e-2)
@@ -197,7 +197,7 @@ def test_nothing_of_a_step_stays_in_memory_until_python_looks_for_rings(name, tm
                 model(kind.inputs(random)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            assert not [each for each in gc.get_objects() if type(each) is ForwardCall]
+            assert not [call for call in gc.get_objects() if type(call) is ForwardCall]
     finally:
         gc.enable()
 

@@ -1,4 +1,4 @@
-"""Lightning: its own training, unchanged, and every visit with the columns of its own example."""
+"""Lightning: its training is unchanged, and every visit has the columns of its own example."""
 
 import logging
 import os
@@ -170,22 +170,22 @@ def listed(folder: Path, *names: str) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("step", "row", *names)} for line in opened(folder).visits.to_pylist()]
 
 
-def assert_same(model: nn.Module, other: nn.Module) -> None:
-    """Bit for bit."""
-    first, second = state_of(model), state_of(other)
+def assert_same(model: nn.Module, twin: nn.Module) -> None:
+    """Two models have the same weights, bit for bit."""
+    first, second = state_of(model), state_of(twin)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 class At(L.Callback):
-    """Does something when a batch has been trained on."""
+    """Runs an action after a batch."""
 
-    def __init__(self, batch: int, what: Any) -> None:
-        self.batch, self.what = batch, what
+    def __init__(self, batch: int, action: Any) -> None:
+        self.batch, self.action = batch, action
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.fit_loop.total_batch_idx + 1 == self.batch:
-            self.what()
+            self.action()
 
 
 # ---------------------------------------------------------------- training is what it was
@@ -239,7 +239,7 @@ def averaging() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # the memory says what it noticed, Lightning that it swaps the schedule
-def test_averaged_weights_that_a_callback_puts_in_at_the_end_are_no_part_of_the_memory(tmp_path):
+def test_averaged_weights_that_a_callback_loads_at_the_end_are_no_part_of_the_memory(tmp_path):
     model, last = module(), Last()
     trainer(last, averaging(), recorder(tmp_path), max_epochs=3).fit(model, loader())
     memory = opened(tmp_path)
@@ -303,7 +303,7 @@ def test_nothing_is_left_on_the_model_or_in_the_trainer(tmp_path):
     model, run = module(), trainer(recorder(tmp_path))
     own = set(vars(run))
     run.fit(model, loader())
-    assert not any(each._forward_hooks for each in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
     assert {name for name in set(vars(run)) - own if callable(vars(run)[name])} == set()
 
 
@@ -342,9 +342,9 @@ def test_without_columns_a_visit_is_its_step_and_row(tmp_path):
 def test_names_need_a_batch_that_has_them(tmp_path):
     with pytest.raises(NoteError, match=r"no column 'sauce'.*\['index', 'source', 'x', 'y'\]"):
         trainer(recorder(tmp_path, columns="sauce")).fit(module(), loader(Named()))
-    with pytest.raises(NoteError, match=r"A batch is a list here.*function of the batch"):
+    with pytest.raises(NoteError, match=r"Here a batch is a list, .*function of the batch"):
         trainer(recorder(tmp_path, columns="index", overwrite=True)).fit(module(), loader())
-    with pytest.raises(NoteError, match="gave a list"):
+    with pytest.raises(NoteError, match="returned a list"):
         trainer(recorder(tmp_path, columns=lambda batch: batch, overwrite=True)).fit(module(), loader())
 
 
@@ -419,7 +419,7 @@ def test_a_checkpoint_that_was_not_recorded_begins_a_memory(tmp_path):
     assert_rebuilt(opened(tmp_path), model, EXACT)
 
 
-def test_a_checkpoint_that_was_only_looked_at_does_not_count(tmp_path):
+def test_a_checkpoint_loaded_only_for_evaluation_does_not_count(tmp_path):
     trainer(recorder(tmp_path), saving(tmp_path), max_epochs=1, enable_checkpointing=True).fit(module(), loader())
     new = recorder(tmp_path / "new"), saving(tmp_path)
     run, model = trainer(*new, max_epochs=1, enable_checkpointing=True), module()
@@ -445,11 +445,11 @@ def test_a_run_that_fails_keeps_its_complete_steps(tmp_path, error, seen):
     finally:
         signal.signal(signal.SIGINT, handler)  # after an interrupt Lightning wants no other
     assert opened(tmp_path).step == 3
-    assert not any(each._forward_hooks for each in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
     assert "save_checkpoint" not in vars(run)
 
 
-def test_an_interrupt_inside_a_hook_of_ours_keeps_the_step(tmp_path, monkeypatch):
+def test_an_interrupt_inside_a_hook_of_the_recorder_keeps_the_step(tmp_path, monkeypatch):
     add, model, handler = ShardBuilder.add, module(), signal.getsignal(signal.SIGINT)
 
     def pressed(shelf: ShardBuilder, step: int, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""LoRA as the package peft has it: the adapters are recorded, the frozen layers under them are not."""
+"""LoRA with the package peft: the adapters are recorded, the frozen layers under them are not."""
 
 import copy
 
@@ -79,8 +79,8 @@ def test_the_weights_of_the_adapters_are_explained(trained):
 )
 def test_recorded_training_is_bare_training(options, tmp_path):
     recorded, bare = train(adapted(**options), tmp_path), train(adapted(**options))
-    for (name, one), (_, other) in zip(recorded.named_parameters(), bare.named_parameters(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, first), (_, second) in zip(recorded.named_parameters(), bare.named_parameters(), strict=True):
+        assert torch.equal(first, second), name
     assert max(dualform.open(tmp_path).certificate.values()) < 1e-10
 
 
@@ -96,14 +96,14 @@ def test_the_parts_of_both_sources_and_the_first_weights_are_the_adapter(trained
 def test_a_mask_takes_a_source_out_of_the_adapters_and_leaves_the_base_alone(trained):
     model, memory = trained
     masked = memory.without("source = 'odd'").load_into(copy.deepcopy(model), progress=False)
-    for (name, one), (_, other) in zip(model.named_parameters(), masked.named_parameters(), strict=True):
-        assert torch.equal(one, other) != ("lora_" in name), name
+    for (name, first), (_, second) in zip(model.named_parameters(), masked.named_parameters(), strict=True):
+        assert torch.equal(first, second) != ("lora_" in name), name
     predicted = memory.without("source = 'odd'").predict(model, {"input_ids": tokens()[0]}, progress=False).logits
     torch.testing.assert_close(predicted, logits(masked))
     assert not torch.allclose(predicted, logits(model), atol=1e-4)
 
 
-def test_without_any_visit_the_model_is_the_pretrained_one(trained):
+def test_a_mask_of_all_visits_gives_the_pretrained_model(trained):
     model, memory = trained
     masked = memory.without("step > 0").load_into(copy.deepcopy(model), progress=False)
     with model.disable_adapter():  # pyright: ignore[reportCallIssue]

@@ -233,7 +233,7 @@ class Blocks(nn.Module):
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("evaluate", [False, True])
-def test_batches_that_nobody_notes_are_told_apart_where_only_the_backward_pass_shows_them(blocks, evaluate, tmp_path):
+def test_batches_without_notes_are_distinguished_where_only_the_backward_pass_shows_them(blocks, evaluate, tmp_path):
     """Two batches a step under reentrant checkpointing: each example is a visit of its own."""
     model = Blocks() if blocks else mlp(4, 3, 2)
     optimizer = sgd(model)

@@ -319,7 +319,7 @@ def test_buffers_that_are_used_again_do_not_change_what_was_noted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("notes", "said"),
+    ("notes", "words"),
     [
         ([{"label": [1, 2, 3]}], None),
         ([{"label": [1, 2]}], "'label'|unknown|examples"),
@@ -333,7 +333,7 @@ def test_buffers_that_are_used_again_do_not_change_what_was_noted(tmp_path):
     ],
     ids=str,
 )
-def test_notes_that_do_not_fit_are_refused_with_their_column(notes, said, tmp_path):
+def test_notes_that_do_not_fit_are_refused_with_their_column(notes, words, tmp_path):
     model = mlp(4, 3, 2)
 
     def loop(tape, step):
@@ -341,10 +341,10 @@ def test_notes_that_do_not_fit_are_refused_with_their_column(notes, said, tmp_pa
             tape.note(**columns)
             step(model(torch.randn(3, 4, dtype=torch.float64)).square().mean())
 
-    if said is None:
+    if words is None:
         recorded(tmp_path, model, loop)
         return
-    with pytest.raises((NoteError, DualformWarning), match=said):
+    with pytest.raises((NoteError, DualformWarning), match=words):
         recorded(tmp_path, model, loop)
 
 

@@ -1,4 +1,4 @@
-"""Several processes train one model under ``torchrun``: what they record is what one process records alone."""
+"""Several processes train one model under ``torchrun``: they record the same as one process alone."""
 
 import json
 import os
@@ -101,26 +101,26 @@ def test_answers_are_those_of_one_process(name, runs):
     model = CASES[name].about.model()
     several.load_into(model)
     x, _ = draw(CASES[name].about, torch.Generator().manual_seed(9))
-    one, other = (memory.attend(model, x, target=0) for memory in (several, alone))
+    joint, single = (memory.attend(model, x, target=0) for memory in (several, alone))
     bar = 1e-3 if "float16" in name else BAR
     for layer in several.layers:
         for score in ("abs", "contribution"):
-            a, b = (spot.by("index", layer=layer, score=score, progress=False) for spot in (one, other))
+            a, b = (spot.by("index", layer=layer, score=score, progress=False) for spot in (joint, single))
             assert a.names == b.names
             close(a.values, b.values, bar)
-        a, b = (spot.top(5, layer=layer, progress=False) for spot in (one, other))
+        a, b = (spot.top(5, layer=layer, progress=False) for spot in (joint, single))
         close(a.contribution, b.contribution, bar)
-        close(one.output(layer, progress=False), other.output(layer, progress=False), bar)
+        close(joint.output(layer, progress=False), single.output(layer, progress=False), bar)
 
 
 @every_case
 def test_ledgers_are_those_of_one_process(name, runs):
     several, alone, _ = runs(name)
-    one, other = (memory.ledger("source", progress=False) for memory in (several, alone))
-    assert set(one) == set(other)
-    for group in one:
-        for key, part in one[group].items():
-            close(part, other[group][key], 1e-3 if "float16" in name else BAR)
+    joint, single = (memory.ledger("source", progress=False) for memory in (several, alone))
+    assert set(joint) == set(single)
+    for group in joint:
+        for key, part in joint[group].items():
+            close(part, single[group][key], 1e-3 if "float16" in name else BAR)
 
 
 @with_a_ledger
@@ -150,11 +150,11 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_all_processes_are_told_what_cannot_work(name, folder):
+def test_every_process_raises_the_error_of_one(name, folder):
     for rank, (kind, sentence) in enumerate(SAID[name]):
-        said = json.loads((folder / f"said-{rank}.json").read_text())[name]
-        assert said[0] == kind
-        assert sentence in said[1]
+        message = json.loads((folder / f"said-{rank}.json").read_text())[name]
+        assert message[0] == kind
+        assert sentence in message[1]
 
 
 def test_processes_with_paths_of_their_own_record_alone(folder):

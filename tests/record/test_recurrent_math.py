@@ -1,4 +1,4 @@
-"""The gates of nn.RNN, nn.LSTM and nn.GRU, read from outside, are those that autograd sees from inside."""
+"""The gates of nn.RNN, nn.LSTM and nn.GRU, computed from outside, agree with autograd inside of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -101,16 +101,16 @@ def data_of(rows: Tensor | PackedSequence) -> Tensor:
 
 def farthest(ran: Run, rows: list[tuple[Tensor, Tensor]]) -> float:
     """How far the rows are from the gradients of all weights and biases, relative to each: the most."""
-    found = {}
+    gradients = {}
     for gates, (keys, errors) in zip(gate_maps(ran.module), rows, strict=True):
         assert keys.shape == (max(ran.lengths), len(ran.lengths), gates.d_in)
         assert errors.shape == (max(ran.lengths), len(ran.lengths), gates.d_out)
-        whole = errors.flatten(0, 1).mT @ keys.flatten(0, 1)
+        gradient = errors.flatten(0, 1).mT @ keys.flatten(0, 1)
         widths = [ran.wanted[name].shape[1] for name in gates.weights]
-        found |= dict(zip(gates.weights, whole.split(widths, dim=1), strict=True))
-        found |= dict.fromkeys(gates.biases, errors.sum((0, 1)))
-    assert found.keys() == ran.wanted.keys(), "each parameter belongs to one map"
-    gaps = [(found[name] - wanted).abs().max() / (wanted.abs().max() or 1) for name, wanted in ran.wanted.items()]
+        gradients |= dict(zip(gates.weights, gradient.split(widths, dim=1), strict=True))
+        gradients |= dict.fromkeys(gates.biases, errors.sum((0, 1)))
+    assert gradients.keys() == ran.wanted.keys(), "each parameter belongs to one map"
+    gaps = [(gradients[name] - wanted).abs().max() / (wanted.abs().max() or 1) for name, wanted in ran.wanted.items()]
     return float(max(gaps))
 
 
@@ -179,14 +179,14 @@ def test_the_rows_of_an_example_are_those_it_has_alone_and_zero_after_its_end(ki
     ran = run(kind, form, batch=5, num_layers=2, bidirectional=bidirectional)
     rows, alone = ran.rows(), run(kind, "one sequence", num_layers=2, bidirectional=bidirectional).module
     alone.load_state_dict(ran.module.state_dict())
-    xs, grads = (one_by_one(ran, what) for what in (data_of(ran.x), ran.grads.output))
+    xs, grads = (one_by_one(ran, rows) for rows in (data_of(ran.x), ran.grads.output))
     for b, length in enumerate(ran.lengths):
         state = tuple(s[:, b] for s in ran.state) if isinstance(ran.state, tuple) else ran.state[:, b]
         h, c = (None if grad is None else grad[:, b] for grad in (ran.grads.h, ran.grads.c))
         expected = gate_rows(alone, xs[b], state, GradsOfOutputs(grads[b], h, c))
-        for mine, theirs in zip(rows, expected, strict=True):
-            for tensor, other in zip(mine, theirs, strict=True):
-                torch.testing.assert_close(tensor[:length, b], other[:, 0], rtol=EXACT, atol=EXACT)
+        for batched, single in zip(rows, expected, strict=True):
+            for tensor, tensor_alone in zip(batched, single, strict=True):
+                torch.testing.assert_close(tensor[:length, b], tensor_alone[:, 0], rtol=EXACT, atol=EXACT)
                 assert not tensor[length:, b].any()
 
 
@@ -202,12 +202,12 @@ def one_by_one(ran: Run, data: Tensor | None) -> list[Tensor]:
 
 @every_kind
 @every_form
-def test_asking_gives_the_keys_of_recording(kind, form):
+def test_gate_inputs_are_the_keys_of_gate_rows(kind, form):
     ran = run(kind, form, num_layers=2, bidirectional=True)
     for output in (None, ran.output):
-        asked = gate_inputs(ran.module, ran.x, ran.state, output)
-        for key, (same, _) in zip(asked, ran.rows(), strict=True):
-            torch.testing.assert_close(key, same)
+        inputs = gate_inputs(ran.module, ran.x, ran.state, output)
+        for key, (key_of_rows, _) in zip(inputs, ran.rows(), strict=True):
+            torch.testing.assert_close(key, key_of_rows)
 
 
 def test_the_key_of_an_lstm_is_the_state_before_beside_the_input():
@@ -219,7 +219,7 @@ def test_the_key_of_an_lstm_is_the_state_before_beside_the_input():
 
 def test_maps_are_named_after_their_layer_direction_and_side():
     def names(kind: str, **settings: Any) -> list[str]:
-        return [found.name for found in gate_maps(run(kind, **settings).module)]
+        return [gate_map.name for gate_map in gate_maps(run(kind, **settings).module)]
 
     assert names("LSTM", num_layers=2, bidirectional=True) == ["l0", "l0_reverse", "l1", "l1_reverse"]
     assert names("LSTM with projection", num_layers=2) == ["l0", "l0.projection", "l1", "l1.projection"]
@@ -235,7 +235,7 @@ def test_maps_are_named_after_their_layer_direction_and_side():
 
 @every_kind
 @pytest.mark.parametrize("form", ["time first", "packed in any order"])
-def test_looking_changes_nothing(kind, form):
+def test_computing_the_rows_changes_nothing_in_the_module(kind, form):
     ran = run(kind, form, num_layers=2, bidirectional=True)
     ran.module.register_forward_hook(lambda *_: pytest.fail("the module was called"))
     tensors = [data_of(ran.x), data_of(ran.output), *ran.module.parameters()]
@@ -282,7 +282,7 @@ def test_autocast_costs_the_digits_of_its_forward_only(kind):
 # ---------------------------------------------------------------- refusals
 
 
-def test_dropout_between_layers_is_refused_while_it_drops():
+def test_dropout_between_layers_is_rejected_in_training_mode():
     module = nn.LSTM(3, 4, num_layers=2, dropout=0.25)
     message = refusal(module)
     assert message is not None
@@ -295,7 +295,7 @@ def test_dropout_between_layers_is_refused_while_it_drops():
 
 
 @pytest.mark.filterwarnings("ignore:dropout option adds dropout after all but last")
-def test_what_drops_nothing_out_is_not_refused():
+def test_modules_without_active_dropout_are_not_rejected():
     for module in (nn.RNN(3, 4), nn.LSTM(3, 4, dropout=0.5), nn.GRU(3, 4, num_layers=2)):
         assert refusal(module) is None
 
@@ -305,7 +305,7 @@ class Own(nn.RNN):
         return super().forward(2 * input, hx)
 
 
-def test_a_forward_of_its_own_is_refused():
+def test_a_subclass_with_its_own_forward_is_rejected():
     patched = nn.GRU(3, 4)
     vars(patched)["forward"] = lambda x: x
     for module in (Own(3, 4), patched, nn.LSTMCell(3, 4), nn.Linear(3, 4)):

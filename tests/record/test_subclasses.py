@@ -1,4 +1,4 @@
-"""Layers with a forward pass of their own: recorded by the linear map inside it, or left to the rest with a reason."""
+"""Layers with their own forward pass: recorded by the linear map inside it, or left to the rest with a reason."""
 
 import copy
 import warnings
@@ -27,7 +27,7 @@ class Pair(nn.Linear):
 
 
 class Scaled(nn.Linear):
-    """Drops out and scales its input, and scales its output."""
+    """Applies dropout to its input and scales it, and scales its output."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 0.5 * super().forward(F.dropout(input, 0.3, self.training) * 3)
@@ -81,7 +81,7 @@ class BiasElsewhere(nn.Linear):
 
 
 class Around(nn.Module):
-    """A layer, and a linear layer that reads what comes of it."""
+    """A layer, and a linear layer behind it."""
 
     def __init__(self, body: nn.Module, width: int, read: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -195,20 +195,20 @@ def test_a_layer_with_its_own_forward_is_explained_by_the_map_inside_it(name, tm
 def test_the_dual_output_is_that_of_the_map_inside(name, tmp_path):
     model, _, x = train(RECORDED[name], tmp_path)
     model.eval()
-    found: list[Tensor] = []
+    products: list[Tensor] = []
 
     class Outputs(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             output = func(*args, **(kwargs or {}))
             uses = [arg for arg in args if arg is model.body.weight or getattr(arg, "_base", None) is model.body.weight]
             if isinstance(output, Tensor) and uses and getattr(func, "__name__", "") != "__get__":
-                found.append(output)
+                products.append(output)
             return output
 
     with Outputs():
         model(x)
     bias = model.body.bias if isinstance(model.body, Transposed) else 0.0
-    expected = found[0] + bias
+    expected = products[0] + bias
     output = dualform.open(tmp_path).attend(model, x).output("body")
     torch.testing.assert_close(output.reshape(expected.shape), expected.detach(), rtol=0, atol=1e-12)
 
@@ -261,8 +261,8 @@ def test_what_was_left_to_the_rest_stays_there_when_recording_goes_on(name, tmp_
 def test_large_layers_left_to_the_rest_are_kept_as_rarely_as_a_large_rest_is(tmp_path):
     """A weight of two megabytes and its bias: every third step is looked at, unless the user says otherwise."""
     case = Case(lambda: nn.Linear(512, 512), 512, (512,), functional)
-    for given, every in ((None, 3), (1, 1)):
-        _, states, _ = train(case, tmp_path, steps=4, snapshot_every=given, overwrite=True)
+    for snapshot_every, every in ((None, 3), (1, 1)):
+        _, states, _ = train(case, tmp_path, steps=4, snapshot_every=snapshot_every, overwrite=True)
         memory = dualform.open(tmp_path)
         assert memory.store.manifest.snapshot_every == every
         assert torch.equal(memory.at(every).weights()["body.weight"], states[every]["body.weight"])
@@ -376,37 +376,9 @@ def test_observers_of_quantisation_may_resize_their_buffers(tmp_path):
     torch.testing.assert_close(memory.weights(), state, rtol=0, atol=1e-6)
 
 
-def test_functions_that_others_call_meanwhile_are_not_replaced(tmp_path):
-    """Attention is watched in its own forward pass alone: nobody else's ``F.linear`` changes, in no thread."""
-    before, seen = F.linear, []
-
-    class Look(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(F.linear)
-            return x
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.look = nn.MultiheadAttention(4, 2, batch_first=True), Look()
-            self.body.out_proj.register_forward_hook(lambda *args: None)
-            self.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.look(self.body(x, x, x)[0])
-
-    model = Attention()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    with dualform.record(model, optimizer, tmp_path, progress=False):
-        model.body.register_forward_pre_hook(lambda *args: seen.append(F.linear))
-        model(torch.randn(2, 3, 4)).sum().backward()
-        optimizer.step()
-    assert len(seen) >= 3 and all(each is before for each in seen)
-
-
 def test_a_model_without_a_layer_of_a_known_kind_is_refused_with_the_classes_it_has():
     class GraphLinear(nn.Module):
-        """As in graph libraries: a linear layer that is no ``nn.Linear``."""
+        """A linear layer that is no ``nn.Linear``, as in graph libraries."""
 
         def __init__(self) -> None:
             super().__init__()

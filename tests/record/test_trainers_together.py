@@ -1,4 +1,4 @@
-"""Trainers in several processes: stopped and resumed, they record what they record in one."""
+"""Trainers in several processes: stopped and resumed, they record the same as in one process."""
 
 import sys
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ PACKAGES = {"hf": ("transformers", "accelerate"), "lightning": ("lightning",)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_trainer_in_several_processes_records_what_it_records_in_one(name, tmp_path):
+def test_a_trainer_records_the_same_in_several_processes_as_in_one(name, tmp_path):
     for package in PACKAGES[name]:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed (extra: {name})")
@@ -40,9 +40,9 @@ def test_a_trainer_in_several_processes_records_what_it_records_in_one(name, tmp
     visits = [memory.visits.select(["step", "index", "source"]).sort_by(order) for memory in (alone, several)]
     assert visits[0].equals(visits[1])
     assert len(visits[0]) == 2 * BATCH * STEPS
-    one, other = (memory.ledger("index", progress=False) for memory in (alone, several))
-    for index in one:
-        for key, part in one[index].items():
-            close(part, other[index][key], BAR)
+    single, joint = (memory.ledger("index", progress=False) for memory in (alone, several))
+    for index in single:
+        for key, part in single[index].items():
+            close(part, joint[index][key], BAR)
     for key, tensor in several.weights(progress=False).items():
         close(tensor, alone.weights(progress=False)[key], BAR)

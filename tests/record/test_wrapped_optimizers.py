@@ -1,4 +1,4 @@
-"""Trainers put wrappers around optimisers; the one inside is recorded."""
+"""Trainers wrap optimisers; the optimiser inside the wrapper is recorded."""
 
 from contextlib import nullcontext
 
@@ -34,7 +34,7 @@ def accelerated(path=None) -> nn.Module:
     return model
 
 
-def test_the_steps_of_an_accelerated_optimiser_are_those_it_really_takes(tmp_path):
+def test_only_the_steps_that_an_accelerated_optimiser_takes_are_recorded(tmp_path):
     bare, model = accelerated(), accelerated(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(state_of(bare).values(), state_of(model).values(), strict=True))
     memory = dualform.open(tmp_path)

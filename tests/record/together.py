@@ -257,13 +257,13 @@ def main() -> None:
     for name, case in CASES.items():
         train(case, folder / name, rank, dist.get_world_size())
     each_alone(folder / "alone")
-    said = {}
+    messages = {}
     for name, attempt in REFUSED.items():
         try:
             attempt(folder / name)
         except DualformError as error:
-            said[name] = [type(error).__name__, str(error)]
-    (folder / f"said-{rank}.json").write_text(json.dumps(said))
+            messages[name] = [type(error).__name__, str(error)]
+    (folder / f"said-{rank}.json").write_text(json.dumps(messages))
     dist.destroy_process_group()
 
 

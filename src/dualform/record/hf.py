@@ -1,9 +1,9 @@
 """Recording with Hugging Face: ``Trainer(…, callbacks=[RecordCallback("runs/gpt2", columns=("source", "index"))])``.
 
-The events of a ``TrainerCallback`` see neither the batches nor a run that fails. So the callback finds its trainer, and
-while ``train`` runs it stands around some of the trainer's methods, as a subclass would. A column to be noted travels
-from the examples past the collator to the training step, and there it is taken out again: collator and model get what
-they get without recording.
+The events of a ``TrainerCallback`` include neither the batches nor a run that fails. The callback therefore finds its
+trainer, and while ``train`` runs it wraps some of the trainer's methods, as a subclass would. The noted columns go from
+the examples around the collator into the batch, and the training step takes them out again: collator and model get
+the same inputs as without recording.
 """
 
 import json
@@ -35,7 +35,7 @@ else:
     TrainerControl = TrainerState = TrainingArguments = Any
 
 KEY = "dualform"
-"""Under this name columns travel in a batch, and the memory's step in a checkpoint."""
+"""The key of the noted columns in a batch, and of the memory's step in a checkpoint."""
 
 
 class RecordCallback(TrainerCallback):
@@ -44,8 +44,8 @@ class RecordCallback(TrainerCallback):
     ``columns`` says what to note of each example: names of the data set's columns (also of those that the model never
     sees), or a function ``batch -> {name: values}``. All other options are those of :func:`dualform.record`.
 
-    The memory is flushed before a checkpoint is saved, and the checkpoint knows the memory's step:
-    ``train(resume_from_checkpoint=…)`` goes on from there.
+    The memory is flushed before a checkpoint is saved, and the checkpoint contains the memory's step:
+    ``train(resume_from_checkpoint=…)`` continues from there.
     """
 
     def __init__(self, path: str | os.PathLike, *, columns: NotedColumns = (), **options: Any) -> None:
@@ -54,7 +54,7 @@ class RecordCallback(TrainerCallback):
         self._training = False
 
     def attach(self, trainer: Trainer) -> None:
-        """Record what this trainer trains. ``Trainer(callbacks=[…])`` does this by itself."""
+        """Record the training of this trainer. ``Trainer(callbacks=[…])`` does this by itself."""
         handler = trainer.callback_handler
         if self not in handler.callbacks:
             trainer.add_callback(self)
@@ -75,19 +75,20 @@ class RecordCallback(TrainerCallback):
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:  # fmt: skip
-        """A trainer has been made, with this callback."""
-        trainer = _trainer_with(self)
+        """A trainer with this callback is being made: attach to it."""
+        trainer = _trainer_on_the_stack(self)
         if trainer is not None:
             self.attach(trainer)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:  # fmt: skip
-        """Model and optimiser are as training will use them, and their checkpoint is loaded."""
+        """Start to record: model and optimiser are ready, and their checkpoint is loaded."""
         if not self._training:
             raise RecordError(
-                "this callback was added to a trainer that had been made already, so the two do not know each other. "
-                "Pass it to Trainer(callbacks=[…]), or write callback.attach(trainer) in place of add_callback."
+                "this callback is not attached to the trainer that calls it, because it was added after the trainer "
+                "had been made. Pass it to Trainer(callbacks=[…]), or write callback.attach(trainer) in place of "
+                "add_callback."
             )
         shared = {
             f"{args.n_gpu} devices in one process": args.n_gpu > 1,
@@ -96,12 +97,12 @@ class RecordCallback(TrainerCallback):
         }
         for how in (how for how, used in shared.items() if used):
             refuse_shared(how)
-        saved = _kept(state).get(KEY, {}).get("step")
+        saved = _checkpointed(state).get(KEY, {}).get("step")
         self.session.begin(kwargs["model"], [unwrapped(kwargs["optimizer"])], saved, state.max_steps)
 
     @contextmanager
     def _around(self, trainer: Trainer) -> Iterator[None]:
-        """While a trainer trains: see its batches, its checkpoints, and how it ends."""
+        """While a trainer trains, wrap the methods that make batches, take steps, and save or load weights."""
         with ExitStack() as stack:
             for name, function in {
                 "get_train_dataloader": partial(self._get_train_dataloader, trainer, stack),
@@ -126,15 +127,15 @@ class RecordCallback(TrainerCallback):
             return method()
 
         def remove_unused_columns(remove: Callable[..., Any], dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            """What the trainer drops of a ``datasets.Dataset`` is kept until it has been noted."""
-            kept = remove(dataset, *args, **kwargs)
+            """Keep the noted columns that the trainer would drop from a ``datasets.Dataset``; the collator does it."""
+            remaining = remove(dataset, *args, **kwargs)
             listed.update(dataset.column_names)
-            dropped.update(name for name in names if name in listed and name not in kept.column_names)
-            return dataset.select_columns([*kept.column_names, *sorted(dropped)]) if dropped else kept
+            dropped.update(name for name in names if name in listed and name not in remaining.column_names)
+            return dataset.select_columns([*remaining.column_names, *sorted(dropped)]) if dropped else remaining
 
         with wrapped_method(trainer, "_remove_unused_columns", remove_unused_columns):
             loader = method()
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate hands out a wrapper
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate returns a wrapper
         collate = getattr(inner, "collate_fn", None)
         if collate is not None:
             inner.collate_fn = NotingCollator(collate, tuple(names), frozenset(dropped), frozenset(listed))
@@ -151,55 +152,54 @@ class RecordCallback(TrainerCallback):
     def _save_model(self, trainer: Trainer, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.session.flush()
         if self.session.step is not None:
-            _kept(trainer.state)[KEY] = {"step": self.session.step}
+            _checkpointed(trainer.state)[KEY] = {"step": self.session.step}
         return method(*args, **kwargs)
 
     def _load_best_model(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.session.end()  # from here on the model is an earlier one
+        self.session.end()  # from here on the model has earlier weights
         return method(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class NotingCollator:
-    """Collates as before, and puts the named columns of the examples into the batch, under one name."""
+    """Calls the user's collator, and adds the named columns of the examples to the batch, under one key."""
 
     collate: Callable[[Any], Any]
     names: Sequence[str]
     dropped: frozenset[str]
-    """Columns that are only here to be noted."""
+    """Columns that the collator must not get: they are in the examples only to be noted."""
     listed: frozenset[str]
-    """Columns of the data set, where it lists them."""
+    """The columns of the data set, if it lists them."""
 
     def __call__(self, examples: Any) -> Any:
-        """Make a batch."""
-        if not (isinstance(examples, Sequence) and examples and all(isinstance(each, Mapping) for each in examples)):
+        if not (isinstance(examples, Sequence) and examples and all(isinstance(row, Mapping) for row in examples)):
             return self.collate(examples)
         shared = set(examples[0]).intersection(*examples)
-        found = [name for name in self.names if name in shared]
-        noted = [{name: each[name] for name in found} for each in examples]
+        names = [name for name in self.names if name in shared]
+        noted = [{name: example[name] for name in names} for example in examples]
         if self.dropped:
-            examples = [{key: each[key] for key in each if key not in self.dropped} for each in examples]
+            examples = [{key: row[key] for key in row if key not in self.dropped} for row in examples]
         batch = self.collate(examples)
         if isinstance(batch, MutableMapping):
             for name in self.names:
                 if name not in shared and name not in batch:
                     raise NoteError(
-                        f"the training examples have no column '{name}' to note: they have "
+                        f"the training examples have no column '{name}' to note: their columns are "
                         f"{sorted(map(str, self.listed | shared))}. Pass some of these, or a function of the batch."
                     )
             batch[KEY] = _packed(noted)
-        elif found:
+        elif names:
             raise NoteError(
-                f"the collator makes a {type(batch).__name__} of a batch, which has no place for the columns "
-                f"{found} of the examples. Let it make a dict, or pass columns as a function of the batch."
+                f"the collator returns a {type(batch).__name__}, which has no place for the columns {names} of the "
+                "examples. Let it return a dict, or pass columns as a function of the batch."
             )
         return batch
 
 
 def _packed(examples: Sequence[Mapping[str, Any]]) -> UInt8[Tensor, "b n"]:
-    """A row of bytes for each example: tensors are what everybody on the way of a batch can move, slice and join."""
+    """Encode the columns of each example as a row of bytes: trainers can move, slice and join tensors."""
     try:
-        rows = [json.dumps(each, default=lambda value: value.item()).encode() for each in examples]
+        rows = [json.dumps(example, default=lambda value: value.item()).encode() for example in examples]
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise NoteError(f"columns must hold one number or one string for each example ({error}).") from error
     length = max(map(len, rows))
@@ -209,22 +209,29 @@ def _packed(examples: Sequence[Mapping[str, Any]]) -> UInt8[Tensor, "b n"]:
 
 def _unpacked(rows: UInt8[Tensor, "b n"]) -> dict[str, list[Any]]:
     examples = [json.loads(row.tobytes()) for row in rows.cpu().numpy()]
-    return {name: [each[name] for each in examples] for name in examples[0]}
+    return {name: [example[name] for example in examples] for name in examples[0]}
 
 
-def _kept(state: TrainerState) -> dict[str, Any]:
-    """What the checkpoints keep of callbacks, by name; by its type it would be a list."""
-    kept: Any = state.stateful_callbacks
-    return kept
+def _checkpointed(state: TrainerState) -> dict[str, Any]:
+    """The states of callbacks in a checkpoint, by name (the declared type is a list)."""
+    states: Any = state.stateful_callbacks
+    return states
 
 
-def _trainer_with(callback: TrainerCallback) -> Trainer | None:
-    """The trainer that is being made now, with this callback: events do not hand it over, but it is calling."""
+def _trainer_on_the_stack(callback: TrainerCallback) -> Trainer | None:
+    """The trainer that is being made with this callback, found among the callers of its event.
+
+    No event passes the trainer: their keywords are the model, the optimiser, the scheduler, the data loaders and the
+    processing class, and none of these refers to the trainer. So this looks for a method of a ``Trainer`` on the stack
+    that has this callback. It fails if that method does not call its trainer ``self``, or if the event is sent from
+    elsewhere than from the trainer's ``__init__``. Then nothing is attached, and ``on_train_begin`` raises an error
+    that asks for ``callback.attach(trainer)``: a training is never left unrecorded in silence.
+    """
     frame = sys._getframe()
     while frame is not None:
-        found = frame.f_locals.get("self")
-        handler = getattr(found, "callback_handler", None) if isinstance(found, Trainer) else None
+        caller = frame.f_locals.get("self")
+        handler = getattr(caller, "callback_handler", None) if isinstance(caller, Trainer) else None
         if handler is not None and callback in handler.callbacks:
-            return found
+            return caller
         frame = frame.f_back
     return None

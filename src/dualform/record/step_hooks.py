@@ -112,12 +112,12 @@ class StepHooks:
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged: list[ParameterUpdate] = []
-        owner, mine = self.plan.owner, self.plan.rules.index(rule)
+        owners, number = self.plan.owners, self.plan.rules.index(rule)
         self.outside.look_at_links(self.marks.step + 1)
         for group in optimizer.param_groups:
             options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
-                owner.setdefault(id(parameter), mine)
+                owners.add(parameter, number)
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     self.outside.look_at_parameter(parameter)

@@ -1,4 +1,4 @@
-"""Several processes that train one model together (``torchrun``)."""
+"""The process group: several processes that train one model together (``torchrun``)."""
 
 from .process_group import TOGETHER, Ranks, find_ranks
 

@@ -1,6 +1,6 @@
-"""The processes that train one model together (``torchrun``): each records its own part, and now and then they meet.
+"""The processes that train one model together (``torchrun``): each records its own part, and they exchange messages.
 
-Processes that name the same path record one memory; those that name paths of their own record alone.
+Processes that name the same path record one memory; processes that each name another path record alone.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch import distributed as dist
 from dualform.errors import DualformWarning, RecordError
 
 PATIENCE, SHORT = 60.0, 10.0
-"""Seconds after which one that waits says so; and that one waits which leaves after an error."""
+"""Seconds after which a waiting process warns; and seconds that a process waits for the others after an error."""
 
 TOGETHER = (
     "All processes must take the same steps, call tape.flush() and leave the with-block: none of this belongs under "
@@ -28,32 +28,32 @@ TOGETHER = (
 
 
 class Ranks:
-    """This process among those that record one memory. Alone it is rank 0 of 1, and meeting costs nothing."""
+    """This process among those that record one memory. A single process is rank 0 of 1 and exchanges nothing."""
 
     def __init__(self, rank: int = 0, world: int = 1, group: Any = None) -> None:
         self.rank, self.world, self._group = rank, world, group
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others."""
+        """Whether this is the only process."""
         return self.world == 1
 
     @property
     def first(self) -> bool:
-        """Whether this one writes what belongs to all."""
+        """Whether this process writes the files that belong to all."""
         return self.rank == 0
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What each process says, in their order."""
+    def gather(self, message: Any) -> list[Any]:
+        """Send a message to all processes; returns the messages of all, in the order of their ranks."""
         if self.alone:
-            return [mine]
-        said: list[Any] = [None] * self.world
+            return [message]
+        messages: list[Any] = [None] * self.world
         with self._waiting():
-            dist.all_gather_object(said, mine, group=self._group)
-        return said
+            dist.all_gather_object(messages, message, group=self._group)
+        return messages
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum over all processes in place of each tensor."""
+        """Replace each tensor with its sum over all processes, in place."""
         if self.alone or not tensors:
             return
         flat = torch.cat([tensor.double().flatten() for tensor in tensors])
@@ -64,40 +64,40 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What one process cannot do, none does."""
+        """All processes run the block. If it fails in one of them, an error is raised in all."""
         error = None
         try:
             yield
-        except Exception as found:
-            error = found
+        except Exception as failure:
+            error = failure
         self._agree(error)
 
     @contextmanager
     def others_first(self) -> Iterator[None]:
-        """The first process does it when all others are done; all go on when it is done, too. What one cannot do, none
-        does.
+        """The first process runs the block when all others have finished it; all wait for that. If it fails in one of
+        them, an error is raised in all.
         """
         error = None
         if self.first:
             self._agree(None)
         try:
             yield
-        except Exception as found:
-            error = found
+        except Exception as failure:
+            error = failure
         if not self.first:
             self._agree(error)
         self._agree(error if self.first else None)
 
     def _agree(self, error: Exception | None) -> None:
-        said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        messages = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        for rank, sentence in enumerate(said):
-            if sentence is not None:
-                raise RecordError(f"process {rank} cannot go on. {sentence}")
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise RecordError(f"process {rank} cannot go on. {message}")
 
     def all_here(self) -> bool:
-        """Whether all processes come to this place within a few seconds: after an error some may not."""
+        """Whether all processes reach this call within a few seconds: after an error some may not."""
         if self.alone:
             return True
         try:
@@ -107,7 +107,7 @@ class Ranks:
         return True
 
     def leave(self) -> None:
-        """There will be no more meetings."""
+        """Leave the process group; nothing can be exchanged afterwards."""
         if not self.alone and dist.is_initialized():
             with suppress(RuntimeError, ValueError):
                 dist.destroy_process_group(self._group)
@@ -121,13 +121,13 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise RecordError(f"process {self.rank} waited for the others in vain ({error}). {TOGETHER}") from error
+            raise RecordError(f"process {self.rank} waited in vain for the others ({error}). {TOGETHER}") from error
         finally:
             timer.cancel()
 
 
 def find_ranks(path: Path, *, averaged: bool) -> Ranks:
-    """The processes that record to this path. ``averaged`` where gradients are made by several processes."""
+    """Find the processes that record to this path. ``averaged``: the gradients are averages over several processes."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Ranks()
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
@@ -137,7 +137,7 @@ def find_ranks(path: Path, *, averaged: bool) -> Ranks:
     ranks.leave()
     if averaged or len(set(paths)) < len(paths):
         raise RecordError(
-            f"the processes record to different paths ({sorted(set(paths))}), and they train one model. Give all of "
+            f"the processes record to different paths ({sorted(set(paths))}), but they train one model. Give all of "
             "them the same path; each writes its own part of the memory there."
         )
     return Ranks()

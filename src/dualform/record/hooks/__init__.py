@@ -1,4 +1,4 @@
-"""How the recorder attaches to objects of the user: hooks that copy to nothing, wrapped methods, interrupts."""
+"""How the recorder attaches to the user's objects: hooks that no copy inherits, wrapped methods, interrupts."""
 
 from .interrupts import Interrupts
 from .method_wrapper import wrapped_method

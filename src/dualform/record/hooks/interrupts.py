@@ -1,10 +1,10 @@
-"""Ctrl-C while the books are being kept: it is remembered, and delivered when they are in order.
+"""Ctrl-C while the recorder changes its state: the signal is remembered, and delivered when the state is consistent.
 
-Python runs the handler of a signal between two instructions of the main thread, whichever they are. Ours looks at what
-that thread is doing. In a hook of ours that changes what is recorded, in the step of a recorded optimiser, or while
-recording begins or ends, the signal waits until that is over; anywhere else the handler that was there before is called
-at once. So a recording costs nothing more where nobody presses anything. Warnings wait in the same way: where they are
-errors (``python -W error``), they are raised when nothing is left half done.
+Python runs a signal handler between any two instructions of the main thread. The recorder's handler therefore looks at
+the stack of that thread. Inside a hook that changes what is recorded, inside the step of a recorded optimiser, and
+while recording begins or ends, the signal waits until that section is over. Everywhere else the handler that was
+installed before is called at once. As long as no signal comes, this costs no time. Warnings are delayed in the same
+way: where they are errors (``python -W error``), they are raised when nothing is half done.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import warnings
-from _signal import getsignal  # pyright: ignore[reportMissingImports] # that of signal looks for an enum, for 8 µs
+from _signal import getsignal  # pyright: ignore[reportMissingImports] # signal.getsignal takes 8 µs to find an enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
@@ -24,42 +24,42 @@ from torch import optim
 
 from dualform.errors import DualformWarning
 
-MOST = 3
-"""While the disk is waited for, so many interrupts are taken as a wish to give up."""
+INTERRUPTS_TO_GIVE_UP = 3
+"""How many interrupts make the recorder give up waiting for the disk."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupts:
-    """Stands between the interrupts of the user and the state of one recording."""
+    """Protects the state of one recording from interrupts: delays them while a section runs."""
 
     def __init__(self) -> None:
         self.due = False
-        """Whether anything waits to be delivered."""
+        """Whether a signal or a warning waits to be delivered."""
         self.interruptions = 0
-        """How often the user's loop was interrupted, or may have been."""
+        """How often the user's loop was interrupted, or could have been."""
         self.stepping: optim.Optimizer | None = None
-        """The optimiser whose step has begun, until the hook after it has run."""
+        """The optimiser whose step has begun, until the hook after the step has run."""
         self.gave_up = False
-        """Whether the user did not want to wait for the disk any longer."""
+        """Whether the user has stopped waiting for the disk."""
         self._arrived = 0
         self._messages: list[str] = []
-        self._waits_for: str | None = None
-        self._standing: InstalledHandler | None = None
+        self._waiting_message: str | None = None
+        self._installed: InstalledHandler | None = None
         self._sections: dict[CodeType, tuple[str, object]] = {SECTION: ("interrupts", self)}
 
     # ------------------------------------------------------------------------------------------------- sections
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function as a section: what arrives while it runs is delivered when it is over."""
+        """Wrap a function as a section: signals and warnings that come while it runs are delivered when it returns."""
         return _section(self, function)
 
     def guard(self, method: Any) -> None:
-        """Take a method for a section, too. It has to call :meth:`deliver` itself."""
+        """Register a method as a section. It has to call :meth:`deliver` itself."""
         self._sections[unwrap(method.__func__).__code__] = "self", method.__self__
 
     def inside(self, frame: FrameType | None) -> bool:
-        """Whether a section is being run, by what is on the stack."""
+        """Whether a section runs, found out from the stack."""
         while frame is not None:
             code = frame.f_code
             name, owner = self._sections.get(code, ("", None))
@@ -71,71 +71,72 @@ class Interrupts:
         return False
 
     def deliver(self, frame: FrameType | None) -> None:
-        """Say what is to be said and call the handler of the interrupt, unless ``frame`` is still inside a section."""
+        """Issue the delayed warnings and call the interrupt's handler, unless ``frame`` is still inside a section."""
         if self.inside(frame):
             return
         self.due, self.interruptions = False, self.interruptions + 1
         try:
-            self._say()
+            self._warn()
         finally:
-            if self._arrived and _in_main_thread() and self._standing is not None:
+            if self._arrived and _in_main_thread() and self._installed is not None:
                 self._arrived = 0
-                self._standing.before(signal.SIGINT, frame)
+                self._installed.before(signal.SIGINT, frame)
 
     # ------------------------------------------------------------------------------------------------- the signal
 
     def watch(self) -> None:
-        """Stand before the handler of SIGINT that is there now, if it is a function of Python's."""
-        if getsignal(signal.SIGINT) is not self._standing or self._standing is None:
-            self._stand()
+        """Install a handler of SIGINT in front of the present one, if that is a Python function."""
+        if getsignal(signal.SIGINT) is not self._installed or self._installed is None:
+            self._install()
 
     def leave(self) -> None:
-        """Put the handler back, if ours is still in place."""
-        standing = self._standing
+        """Restore the earlier handler, if the recorder's is still installed."""
+        installed = self._installed
         self._sections = {}
-        if standing is not None and _in_main_thread() and getsignal(signal.SIGINT) is standing:
-            signal.signal(signal.SIGINT, standing.last())
+        if installed is not None and _in_main_thread() and getsignal(signal.SIGINT) is installed:
+            signal.signal(signal.SIGINT, installed.first_of_others())
 
-    def _stand(self) -> None:
+    def _install(self) -> None:
         before = getsignal(signal.SIGINT)
         if callable(before) and _in_main_thread():
-            self._standing = InstalledHandler(self, before)
-            signal.signal(signal.SIGINT, self._standing)
+            self._installed = InstalledHandler(self, before)
+            signal.signal(signal.SIGINT, self._installed)
 
     def arrive(self, before: Handler, number: int, frame: FrameType | None) -> None:
-        """Call the handler ``before`` ours now, or later."""
+        """A signal has come: call the earlier handler ``before`` now, or after the section."""
         if not self.inside(frame):
             self.interruptions += 1
             before(number, frame)
             return
         self._arrived += 1
         self.due = True
-        if self._waits_for is not None and self._arrived >= MOST:
+        if self._waiting_message is not None and self._arrived >= INTERRUPTS_TO_GIVE_UP:
             self._arrived, self.gave_up = 0, True
             before(number, frame)
-        elif self._waits_for is not None:
-            left = "again" if self._arrived == MOST - 1 else f"{MOST - self._arrived} times more"
-            _tell(f"dualform: {self._waits_for} before it stops; Ctrl-C {left} gives that up.")
+        elif self._waiting_message is not None:
+            missing = INTERRUPTS_TO_GIVE_UP - self._arrived
+            again = "again" if missing == 1 else f"{missing} more times"
+            _write_line(f"dualform: {self._waiting_message} before it stops; press Ctrl-C {again} to give that up.")
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """While the disk is waited for, the user is told so, and may give up."""
-        before, self._waits_for = self._waits_for, what
+    def waiting(self, message: str) -> Iterator[None]:
+        """While the recorder waits for the disk, an interrupt prints ``message``, and several give up."""
+        before, self._waiting_message = self._waiting_message, message
         try:
             yield
         finally:
-            self._waits_for = before
+            self._waiting_message = before
 
     # ------------------------------------------------------------------------------------------------- warnings
 
     def say(self, message: str) -> None:
-        """Warn, when nothing is left half done."""
+        """Issue a warning as soon as no section runs."""
         if message not in self._messages:
             self._messages.append(message)
         self.due = True
 
-    def _say(self) -> None:
-        """Warn; where warnings are errors, one is raised with all of them."""
+    def _warn(self) -> None:
+        """Issue all warnings. Where warnings are errors, the first one is raised, with the others as notes."""
         messages, self._messages = self._messages, []
         errors: list[DualformWarning] = []
         for message in messages:
@@ -149,7 +150,7 @@ class Interrupts:
             raise errors[0]
 
     def end(self, error: BaseException | None, frame: FrameType | None) -> None:
-        """The recording is over: deliver all that waited. What the user is told already by ``error`` comes first."""
+        """The recording is over: deliver everything that waited. An ``error`` that ends it comes first."""
         if error is None:
             self.deliver(frame)
             return
@@ -164,19 +165,20 @@ class Interrupts:
 
 
 class InstalledHandler:
-    """Our handler, and the one ``before`` it."""
+    """The recorder's handler of SIGINT, and the handler ``before`` it."""
 
     def __init__(self, interrupts: Interrupts, before: Handler) -> None:
         self.interrupts, self.before = interrupts, before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """A signal has arrived."""
         self.interrupts.arrive(self.before, number, frame)
 
-    def last(self) -> Handler:
-        """The handler before all of ours that belong to recordings that are over."""
+    def first_of_others(self) -> Handler:
+        """The nearest earlier handler that does not belong to a recording that is over."""
         before = self.before
-        return before.last() if isinstance(before, InstalledHandler) and not before.interrupts._sections else before
+        if isinstance(before, InstalledHandler) and not before.interrupts._sections:
+            return before.first_of_others()
+        return before
 
 
 def _section(interrupts: Interrupts, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +200,7 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _tell(line: str) -> None:
+def _write_line(line: str) -> None:
     """Write to the terminal from a handler: the buffer of ``sys.stderr`` may be in use at this instant."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
@@ -206,4 +208,4 @@ def _tell(line: str) -> None:
 
 SECTION = next(code for code in unwrap(_section).__code__.co_consts if isinstance(code, CodeType))
 STEP = optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""What runs the hooks of an optimiser, and its step between them."""
+"""The code that runs an optimiser's hooks, and its step between them."""

@@ -1,4 +1,4 @@
-"""A function around a method of one object, for as long as a ``with`` lasts."""
+"""Replaces a method of one object for as long as a ``with`` lasts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def wrapped_method(owner: object, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside the ``with`` a method of one object is ``function``, whose first argument is the method itself."""
+    """Inside the ``with`` block calls of the method go to ``function``, which takes the original method first."""
     method, own = getattr(owner, name), vars(owner).get(name)
 
     @wraps(method)

@@ -1,7 +1,8 @@
 """A shadow of a model: a second tree of modules over the same weights, which can be run without touching the first.
 
-Every module is copied shallowly, with tables of its own. Parameters are other leaves over the same storage, buffers are
-copies, plain containers are copied. What cannot be followed (a ``forward`` that closes over a module) is refused.
+Every module is copied shallowly and gets its own tables. Parameters become other leaf tensors over the same storage;
+buffers and plain containers are copied. A model with a reference that cannot be redirected (a ``forward`` that closes
+over a module) is rejected.
 """
 
 from collections import OrderedDict
@@ -20,7 +21,7 @@ HOOKS = (
 """Tables that begin empty in a shadow. Hooks before the forward pass stay: weight norm and pruning compute there."""
 
 OWN = ("dualform.record", "dualform.explain")
-"""Modules whose hooks a shadow has not."""
+"""Packages whose hooks are left out of a shadow."""
 
 
 class NoShadow(Exception):
@@ -28,7 +29,7 @@ class NoShadow(Exception):
 
 
 def probe_shadow(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """The shadow of each module, the model's own first. Tied weights stay tied."""
+    """Make a shadow of each module, that of the model first. Tied weights stay tied."""
     originals = list(model.modules())
     for module in originals:
         if is_opaque(module):
@@ -66,7 +67,7 @@ def _leaf(parameter: nn.Parameter) -> Tensor:
     if type(parameter) is not nn.Parameter or not parameter.requires_grad:
         return parameter
     leaf = nn.Parameter(parameter.detach())
-    leaf.register_post_accumulate_grad_hook(_forget_gradient)  # only errors are looked at
+    leaf.register_post_accumulate_grad_hook(_forget_gradient)  # a probe needs errors only
     return leaf
 
 
@@ -79,9 +80,9 @@ def _follow(value: Any, replaced: dict[int, Any]) -> Any:
     if id(value) in replaced:
         return replaced[id(value)]
     if type(value) in (list, tuple, set):
-        return type(value)(_follow(each, replaced) for each in value)
+        return type(value)(_follow(element, replaced) for element in value)
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _follow(each, replaced)) for key, each in value.items())
+        return type(value)((key, _follow(element, replaced)) for key, element in value.items())
     if isinstance(value, MethodType) and id(value.__self__) in replaced:
         return MethodType(value.__func__, replaced[id(value.__self__)])
     if type(value) is partial:
@@ -90,7 +91,7 @@ def _follow(value: Any, replaced: dict[int, Any]) -> Any:
 
 
 def _drop_own_hooks(module: nn.Module) -> None:
-    """Without the recorder's hooks before the forward pass."""
+    """Remove the hooks of this package that run before the forward pass."""
     for number, hook in list(module._forward_pre_hooks.items()):
         while isinstance(hook, partial):
             hook = hook.func

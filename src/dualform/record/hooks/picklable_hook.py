@@ -1,4 +1,4 @@
-"""Hooks that belong to one recording: a copy or a pickle of the model has none of them."""
+"""Hooks that belong to one recording: copies and pickles of the model do not inherit them."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Hook:
-    """Calls ``function`` until it is released. Copied or pickled it becomes a function that does nothing.
+    """Calls ``function``. A copy or a pickle of it is a function that does nothing.
 
-    ``copy.deepcopy(model)`` and ``torch.save(model)`` take a model's hooks along. What they get instead of ours comes
-    from Python itself, so that a saved model loads where dualform is not installed.
+    ``copy.deepcopy(model)`` and ``torch.save(model)`` include a model's hooks. In place of this one they get a function
+    of Python itself, so that a saved model loads where dualform is not installed.
     """
 
     __slots__ = ("function",)
@@ -18,8 +18,7 @@ class Hook:
         self.function = function
 
     def __call__(self, *args: Any) -> Any:
-        """Run as the hook that it holds."""
         return self.function(*args)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple]:
-        return getattr, (nullcontext(), "__exit__")  # takes whatever it is given, returns None
+        return getattr, (nullcontext(), "__exit__")  # accepts any arguments, returns None

@@ -1,4 +1,4 @@
-"""One layer kind a file: which linear maps a module applies, and how their inputs and errors are found."""
+"""The layer kinds, one per file: which linear maps a module applies, and how their inputs and errors are captured."""
 
 from ..hooks import Hook
 from .protocol import ErrorPoint, LayerKind, LinearMap, MapRows, ModuleCall, OnCall, OnUnseen

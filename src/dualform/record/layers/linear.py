@@ -1,4 +1,4 @@
-"""``nn.Linear``, and the same with its weight turned as Hugging Face's ``Conv1D`` has it."""
+"""``nn.Linear``, and Hugging Face's ``Conv1D``, which has the transposed weight."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ SUMS = frozenset({torch.addmm, Tensor.addmm})
 
 
 class LinearCall:
-    """The key is the input, the error the gradient at the output."""
+    """The key is the input, the error is the gradient at the output."""
 
     __slots__ = ("key",)
 
@@ -23,37 +23,37 @@ class LinearCall:
         self.key = key
 
     def inputs(self) -> Sequence[MapInputs]:
-        """The input."""
+        """The keys are the input itself."""
         return (MapInputs(0, self.key),)
 
     def rows(self, errors: Sequence[Tensor | None]) -> Sequence[MapRows]:
-        """The rows of the call."""
+        """One row per vector of the input."""
         return (MapRows(0, self.key, errors[0]),)
 
     def shape(self, output: Tensor) -> Tensor:
-        """Rows are the last axis already."""
+        """Give the output the leading axes of the input."""
         return output.reshape(*self.key.shape[:-1], output.shape[-1])
 
 
 class LinearKind(InnerMapKind):
-    """A weight that multiplies the last axis."""
+    """A linear layer: its weight multiplies the last axis."""
 
     name, batch_dim = "linear", None
 
     def maps(self, module: nn.Module) -> Sequence[LinearMap]:
-        """Its one map."""
+        """A linear layer has one map."""
         assert isinstance(module, nn.Linear)
         biases = () if module.bias is None else ("bias",)
         return (LinearMap((("weight", module.in_features),), biases, module.in_features, module.out_features),)
 
     def refusal(self, module: nn.Module) -> str | None:
-        """A lazy layer has no weights before its first batch."""
+        """A lazy layer has no weights before its first batch, so it is rejected."""
         if isinstance(module, nn.LazyLinear) and isinstance(module.weight, nn.UninitializedParameter):
             return "is a LazyLinear without weights yet. Run one batch through the model before recording."
         return None
 
     def call(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> CallAndPoints | None:
-        """Its input and its output."""
+        """Capture a call from its input and its output."""
         if not output.requires_grad:
             return None
         x: Tensor = args[0] if args else argument(args, kwargs, 0, "input")
@@ -61,11 +61,11 @@ class LinearKind(InnerMapKind):
         return LinearCall(keep_input(x, output.dtype, weight.requires_grad)), (point_of(output),)
 
     def is_plain(self, module: nn.Module) -> bool:
-        """Whether it runs ``nn.Linear.forward``."""
+        """Whether a module runs ``nn.Linear.forward``."""
         return owner_of_forward(module) is nn.Linear and nn.Linear.forward is FORWARD
 
     def inner(self, module: nn.Module, function: Callable, args: tuple, kwargs: dict, output: Any) -> InnerCall | None:
-        """``F.linear(x, W)``, ``x @ W.T`` or ``torch.addmm(b, x, W.T)``."""
+        """Capture ``F.linear(x, W)``, ``x @ W.T`` or ``torch.addmm(b, x, W.T)``."""
         product = self._product(function, args, kwargs)
         if product is None or product[1] is not module._parameters["weight"] or not output.requires_grad:
             return None
@@ -74,7 +74,7 @@ class LinearKind(InnerMapKind):
         return InnerCall(LinearCall(key), point_of(output), bias is not None and bias is module._parameters.get("bias"))
 
     def _product(self, function: Callable, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """Input, weight and bias of a matrix product, if it is one."""
+        """Input, weight and bias of a matrix product; None for any other function."""
         if function is LINEAR:
             x, weight, bias = (argument(args, kwargs, i, name) for i, name in enumerate(("input", "weight", "bias")))
         elif function in PRODUCTS and len(args) == 2:
@@ -86,7 +86,7 @@ class LinearKind(InnerMapKind):
         return None if weight is None else (x, weight, bias)
 
     def _right_factor(self, matrix: Tensor) -> Tensor | None:
-        """The weight whose product with an input this matrix gives, if it stands on the right."""
+        """The weight that multiplies an input if this matrix is the right factor of the product."""
         return transposed(matrix)
 
 
@@ -98,16 +98,16 @@ class TransposedLinearKind(LinearKind):
     name = "linear-turned"
 
     def maps(self, module: nn.Module) -> Sequence[LinearMap]:
-        """Its one map."""
+        """A linear layer has one map."""
         d_in, d_out = module.weight.shape  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
         return (LinearMap((("weight", int(d_in)),), ("bias",), int(d_in), int(d_out), transposed=True),)
 
     def refusal(self, module: nn.Module) -> str | None:
-        """Nothing stands against it."""
+        """Every module of this class can be recorded."""
         return None
 
     def is_plain(self, module: nn.Module) -> bool:
-        """Whether it runs the forward pass of ``Conv1D``."""
+        """Whether a module runs the forward pass of ``Conv1D``."""
         owner = owner_of_forward(module)
         return owner is not None and f"{owner.__module__}.{owner.__qualname__}" == self.CLASS
 

@@ -1,18 +1,18 @@
-r"""``nn.RNN``, ``nn.LSTM``, ``nn.GRU``: the linear maps behind the gates, from what a fused kernel lets us see.
+r"""``nn.RNN``, ``nn.LSTM``, ``nn.GRU``: the linear maps behind the gates, computed from what a fused kernel exposes.
 
-The kernel shows its input, its first state, its output, and the gradients that arrive at ``output``, ``h_n`` and
+The kernel exposes its input, its first state, its output, and the gradients that arrive at ``output``, ``h_n`` and
 ``c_n``. That is enough: a state is the input of the next step, so one product gives the gates of all steps, and one
-walk back through time gives the gradients δ at their pre-activations z.
+pass backwards through time gives the gradients δ at their pre-activations z.
 
 .. math:: z_t = [W_{hh}\ W_{ih}]\,[h_{t-1}; x_t] + b_{hh} + b_{ih},\qquad
     \frac{\partial L}{\partial [W_{hh}\ W_{ih}]} = \sum_t \delta_t\, [h_{t-1}; x_t]^\top,\qquad
     \frac{\partial L}{\partial b_{hh}} = \frac{\partial L}{\partial b_{ih}} = \sum_t \delta_t
 
 The key is :math:`[h_{t-1}; x_t]`, the error :math:`\delta_t`. A GRU multiplies a part of its hidden side by a gate, so
-its two sides have different errors and are two maps. A projection (``proj_size``) is a map of its own.
+its two sides have different errors and are two maps. A projection (``proj_size``) is a separate map.
 
-In this file time comes first, a batch is in the order of the user, and sequences of different lengths stand in a
-rectangle with zeros after their end.
+In this file the time axis comes first, a batch is in the user's order, and sequences of different lengths are padded
+with zeros after their end to a rectangle. A *strand* is one layer in one direction.
 """
 
 import warnings
@@ -33,7 +33,7 @@ Sequences = Tensor | PackedSequence
 RecurrentState = Tensor | tuple[Tensor, Tensor] | None
 TimeRows = Float[Tensor, "t b _"]
 
-# (g, y) to g·y·(1 − y) and to g·(1 − y²): what a gradient g at y = σ(z) or y = tanh(z) is at z
+# (g, y) to g·y·(1 − y) and to g·(1 − y²): the gradient at z, given the gradient g at y = σ(z) or y = tanh(z)
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
@@ -53,9 +53,9 @@ class GateMap:
 
 @dataclass(frozen=True, eq=False)
 class GradsOfOutputs:
-    """The gradients that arrived at what the module returned, in the same shapes; None where none arrived.
+    """The gradients that arrived at the module's outputs, in their shapes; None where none arrived.
 
-    Of a packed output it is the gradient of ``PackedSequence.data``.
+    For a packed output this is the gradient of ``PackedSequence.data``.
     """
 
     output: Tensor | None = None
@@ -64,23 +64,23 @@ class GradsOfOutputs:
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why this module cannot be recorded as it is now, the end of a sentence; None where it can."""
+    """Why this module cannot be recorded as it is now, as the end of a sentence; None where it can."""
     if not isinstance(module, nn.RNNBase) or type(module).forward not in FORWARDS or "forward" in vars(module):
         return (
-            f"runs a forward of its own ({type(module).__module__}.{type(module).__qualname__}), so what its gates do "
-            "is not known. Use nn.RNN, nn.LSTM or nn.GRU as they are."
+            f"runs a forward of its own ({type(module).__module__}.{type(module).__qualname__}), so its gates are not "
+            "known. Use nn.RNN, nn.LSTM or nn.GRU as they are."
         )
     if module.dropout > 0 and module.num_layers > 1 and module.training:
         return (
-            f"drops out between its layers (dropout={module.dropout}, num_layers={module.num_layers}), which leaves no "
-            "trace to record. Set dropout=0 between the layers, or split it into single-layer modules with nn.Dropout "
-            "between them."
+            f"applies dropout between its layers (dropout={module.dropout}, num_layers={module.num_layers}), and its "
+            "fused kernel does not expose the masks. Set dropout=0 between the layers, or split it into single-layer "
+            "modules with nn.Dropout between them."
         )
     return None
 
 
 def gate_maps(module: nn.RNNBase) -> tuple[GateMap, ...]:
-    """The linear maps of a module: layer by layer, the forward direction first, a projection after its gates."""
+    """The linear maps of a module: layer by layer, the forward direction first, each projection after its gates."""
     hidden, visible = module.hidden_size, module.proj_size or module.hidden_size
     maps = []
     for layer in range(module.num_layers):
@@ -104,7 +104,7 @@ def gate_maps(module: nn.RNNBase) -> tuple[GateMap, ...]:
 def gate_inputs(
     module: nn.RNNBase, x: Sequences, state: RecurrentState = None, output: Sequences | None = None
 ) -> list[TimeRows]:  # fmt: skip
-    """The keys of each map, in the order of ``gate_maps``: those of ``gate_rows``, without the walk back."""
+    """The keys of each map, in the order of ``gate_maps``: as in ``gate_rows``, without the backward pass."""
     call = _Call(module, x, state)
     with torch.autocast(call.device.type, enabled=False):
         return [key for strands in call.layers(output) for strand in strands for key in strand.keys]
@@ -116,9 +116,9 @@ def gate_rows(
 ) -> list[tuple[TimeRows, TimeRows]]:  # fmt: skip
     """Keys and errors of each map, in the order of ``gate_maps``: errorsᵀ·keys is the gradient of its weights.
 
-    ``x`` and ``state`` are what the module was given, and its weights must still be those that it used. ``output`` is
-    what it returned: where it is given, the last layer need not run again. All rows are (time, batch, d) in the order
-    of the user's batch, zero where a sequence has ended, in float32 or better. Keys may share their memory with ``x``.
+    ``x`` and ``state`` are the arguments of the call, and the module's weights must be unchanged since. ``output`` is
+    what the call returned: with it, the last layer need not run again. All rows are (time, batch, d) in the order of
+    the user's batch, zero where a sequence has ended, in float32 or better. Keys may share their memory with ``x``.
     """
     call = _Call(module, x, state)
     with torch.autocast(call.device.type, enabled=False):
@@ -126,21 +126,21 @@ def gate_rows(
         dh_n, dc_n = (None if grad is None else call.stack(grad) for grad in (grads.h, grads.c))
         rows: list[tuple[TimeRows, TimeRows]] = []
         for layer, strands in reversed(list(enumerate(call.layers(output)))):
-            found, below = [], None
+            layer_rows, below = [], None
             for direction, strand in enumerate(strands):
                 part = None if dh is None else dh.chunk(len(strands), dim=2)[direction]
                 place = layer * len(strands) + direction
                 errors = strand.errors(strand.arriving(part, _at(dh_n, place)), _at(dc_n, place))
-                found += zip(strand.keys, errors, strict=True)
+                layer_rows += zip(strand.keys, errors, strict=True)
                 if layer > 0:
                     dx = errors[0] @ strand.w_ih  # the first map of a strand multiplies its input
                     below = dx if below is None else below + dx
-            rows, dh = found + rows, below
+            rows, dh = layer_rows + rows, below
     return rows
 
 
 class _Call:
-    """One call of a module: what went in, and the way from the user's shapes to rectangles."""
+    """One call of a module: its arguments, brought from the user's shapes to rectangles."""
 
     def __init__(self, module: nn.RNNBase, x: Sequences, state: RecurrentState) -> None:
         if reason := refusal(module):
@@ -155,7 +155,7 @@ class _Call:
         self.c = self._zeros(module.hidden_size) if c is None else self.stack(c)
 
     def rectangle(self, rows: Sequences) -> TimeRows:
-        """Inputs, outputs, or gradients of them, as the module has them."""
+        """Bring inputs, outputs, or gradients of them from the module's shape to a rectangle."""
         data = self.cast(_data(rows))
         if self.packed is not None:
             return pad_packed_sequence(self.packed._replace(data=data))[0]
@@ -164,25 +164,26 @@ class _Call:
         return data.transpose(0, 1) if self.module.batch_first else data
 
     def stack(self, state: Tensor) -> Float[Tensor, "strands b _"]:
-        """A state, or the gradient of one: a layer and a direction each."""
+        """Bring a state, or its gradient, to one matrix per layer and direction."""
         return self.cast(state if self.batched else state.unsqueeze(1))
 
     def cast(self, tensor: Tensor) -> Tensor:
-        """In the precision that is used here."""
+        """Detach a tensor, and bring it to the precision of this computation."""
         return tensor.detach().to(self.dtype)
 
     def layers(self, output: Sequences | None) -> Iterator[list["_Strand"]]:
-        """What went through each layer, for each direction."""
+        """The strands of each layer, from the first layer to the last."""
         module, x, last = self.module, self.x, self.module.num_layers - 1
-        given = x if self.packed is None else self.cast(self.packed.data)  # as the kernel takes it
+        kernel_rows = x if self.packed is None else self.cast(self.packed.data)  # in the layout of the kernel
         for layer in range(module.num_layers):
             names = _strand_names(module, layer)
             weights = [self._weights(name) for name in names]
             if layer == last and output is not None:
                 h = self.rectangle(output)
             else:
-                given = self._run(given, layer, [weight for strand in weights for weight in strand.values()])
-                h = given if self.packed is None else self.rectangle(given)
+                flat_weights = [weight for strand in weights for weight in strand.values()]
+                kernel_rows = self._run(kernel_rows, layer, flat_weights)
+                h = kernel_rows if self.packed is None else self.rectangle(kernel_rows)
             parts = enumerate(h.chunk(len(names), dim=2), start=layer * len(names))
             yield [
                 STRANDS[module.mode](
@@ -192,8 +193,8 @@ class _Call:
             ]
             x = h
 
-    def _run(self, given: Tensor, layer: int, weights: list[Tensor]) -> Tensor:
-        """The output of one layer, by the fused kernel itself: calling the module would fire its hooks."""
+    def _run(self, rows: Tensor, layer: int, weights: list[Tensor]) -> Tensor:
+        """Compute the output of one layer with the fused kernel itself: calling the module would fire its hooks."""
         module = self.module
         count = len(_strand_names(module, layer))
         states = [self.h, self.c] if module.mode == "LSTM" else [self.h]
@@ -204,8 +205,8 @@ class _Call:
         options = (weights, module.bias, 1, 0.0, False, module.bidirectional)
         with _not_one_chunk(self.device):
             if self.packed is None:
-                return KERNELS[module.mode](given, state, *options, False)[0]
-            return KERNELS[module.mode](given, self.packed.batch_sizes, state, *options)[0]
+                return KERNELS[module.mode](rows, state, *options, False)[0]
+            return KERNELS[module.mode](rows, self.packed.batch_sizes, state, *options)[0]
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         """The weights of one strand, in the kernel's order."""
@@ -221,7 +222,7 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class _Strand:
-    """One layer in one direction: x goes in, h comes out, h0 and c0 come before the first step."""
+    """One layer in one direction: its input x, its output h, and the states h0 and c0 before the first step."""
 
     x: Float[Tensor, "t b d"]
     h: Float[Tensor, "t b p"]
@@ -237,22 +238,22 @@ class _Strand:
 
     @property
     def keys(self) -> list[TimeRows]:
-        """The keys of its maps."""
+        """The keys of the strand's maps."""
         raise NotImplementedError
 
     def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[TimeRows]:
-        """The errors of its maps, given what arrives at its outputs and at its last c. Writes into ``dh``."""
+        """The errors of the strand's maps, given the gradients at its outputs and at its last c. Changes ``dh``."""
         raise NotImplementedError
 
     @property
     def times(self) -> range:
-        """The steps in the order of its run."""
+        """The time steps in the order of the computation."""
         steps = range(len(self.x))
         return steps[::-1] if self.reverse else steps
 
     @cached_property
     def before(self) -> Float[Tensor, "t b p"]:
-        """h_{t−1}: in reverse the last step of each sequence comes first, and what ended has not begun."""
+        """h_{t−1}. In reverse, the last step of each sequence comes first, and the state before it is h0."""
         if not self.reverse:
             return self._only_running(torch.cat([self.h0.unsqueeze(0), self.h[:-1]]))
         h = self.h if self.ended is None else torch.where(self.ended, self.h0, self.h)
@@ -260,11 +261,11 @@ class _Strand:
 
     @cached_property
     def both(self) -> TimeRows:
-        """[h_{t−1}; x_t], where one error serves both."""
+        """[h_{t−1}; x_t], for maps whose two sides have the same error."""
         return torch.cat([self.before, self.x], dim=2)
 
     def arriving(self, dh: Float[Tensor, "t b p"] | None, dh_n: Float[Tensor, "b p"] | None) -> Float[Tensor, "t b p"]:
-        """The gradient at each output from outside this layer: the last state is the output of the last step."""
+        """The gradient at each output from outside this layer; that of the last state is added to the last output."""
         dh = torch.zeros_like(self.h) if dh is None else dh.clone(memory_format=torch.contiguous_format)
         if dh_n is not None and (self.reverse or self.ended is None):
             dh[self.times[-1]] += dh_n
@@ -294,7 +295,7 @@ class _RNN(_Strand):
         return 1 - self.h * self.h
 
     def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[TimeRows]:
-        """δ."""
+        """The gradients δ."""
         delta = self._only_running(self.slope)
         later = None
         for t in reversed(self.times):
@@ -305,7 +306,7 @@ class _RNN(_Strand):
 
 
 class _ReluRNN(_RNN):
-    """The same with φ = relu."""
+    """Elman's network with φ = relu."""
 
     @property
     def slope(self) -> Float[Tensor, "t b p"]:
@@ -327,12 +328,12 @@ class _LSTM(_Strand):
 
     @property
     def keys(self) -> list[TimeRows]:
-        """[h_{t−1}; x_t], and m_t where it is projected."""
+        """[h_{t−1}; x_t], and m_t if there is a projection."""
         return [self.both] if self.w_hr is None else [self.both, self.gates[:, :, 3] * self.squashed]
 
     @cached_property
     def gates(self) -> Float[Tensor, "t b 4 H"]:
-        """i, f, g, o of all steps. Where a sequence has ended, c stays and nothing is let in or out."""
+        """i, f, g, o of all steps. Where a sequence has ended, f = 1 and i = o = 0, so that c stays as it is."""
         bias = None if self.b_ih is None or self.b_hh is None else self.b_ih + self.b_hh
         gates = F.linear(self.both, torch.cat([self.w_hh, self.w_ih], dim=1), bias).unflatten(2, (4, -1))
         gates[:, :, :2].sigmoid_()
@@ -361,7 +362,7 @@ class _LSTM(_Strand):
         return self.cells[1].tanh()
 
     def errors(self, dh: Float[Tensor, "t b p"], dc: Float[Tensor, "b H"] | None) -> list[TimeRows]:
-        """δ, and dh where it is projected."""
+        """The gradients δ, and dh if there is a projection."""
         i, f, g, o = self.gates.unbind(2)
         delta = torch.empty_like(self.gates)
         sigmoid_backward.grad_input(g, i, grad_input=delta[:, :, 0])
@@ -403,13 +404,13 @@ class _GRU(_Strand):
         return [self.x, self.before]
 
     def errors(self, dh: Float[Tensor, "t b p"], dc: Tensor | None) -> list[TimeRows]:
-        """Of the input side, of the hidden side."""
+        """The errors of the input side and of the hidden side."""
         outer = F.linear(self.x, self.w_ih, self.b_ih).unflatten(2, (3, -1))
         inner = F.linear(self.before, self.w_hh, self.b_hh).unflatten(2, (3, -1))
         r, z = (outer[:, :, :2] + inner[:, :, :2]).sigmoid_().unbind(2)
         n, u = torch.addcmul(outer[:, :, 2], r, inner[:, :, 2]).tanh_(), inner[:, :, 2]
         if self.ended is not None:
-            z.masked_fill_(self.ended, 1)  # h stays where a sequence has ended, whatever the other gates do
+            z.masked_fill_(self.ended, 1)  # h stays as it is where a sequence has ended, whatever the other gates are
         to_n = tanh_backward(1 - z, n)
         delta = torch.stack([sigmoid_backward(to_n * u, r), sigmoid_backward(self.before - n, z), r * to_n], dim=2)
         later = None
@@ -435,7 +436,7 @@ def _strand_names(module: nn.RNNBase, layer: int) -> list[str]:
 
 
 def _ended(packed: PackedSequence) -> Bool[Tensor, "t b 1"]:
-    """Where in the rectangle a sequence has ended."""
+    """A mask of the entries of the rectangle after the end of their sequence."""
     running, _ = pad_packed_sequence(packed._replace(data=torch.ones_like(packed.data[:, :1], dtype=torch.bool)))
     return ~running
 
@@ -450,7 +451,7 @@ def _at(stack: Tensor | None, place: int) -> Tensor | None:
 
 @contextmanager
 def _not_one_chunk(device: torch.device) -> Iterator[None]:
-    """Spare the user cuDNN's advice to compact weights: one layer of several, or a cast of it, is never one chunk."""
+    """Silence cuDNN's advice to compact weights: one layer of several, or a cast of it, is never one chunk."""
     if device.type != "cuda":
         yield
         return

@@ -1,8 +1,9 @@
-"""What will be recorded, decided before the first step: layers, parameters, options."""
+"""The recording plan, made before the first step: layers, parameters, options."""
 
 from .certificate_entries import CertificateColumns, CertificateEntries, columns_for, sizes_of
 from .model_links import ModelLinks
 from .options import RecordOptions
+from .parameter_owners import ParameterOwners
 from .recording_plan import MapUse, RecordedModule, RecordingPlan, make_plan
 from .wrapped_optimizers import plain_optimizers, unwrapped
 
@@ -11,6 +12,7 @@ __all__ = [
     "CertificateEntries",
     "MapUse",
     "ModelLinks",
+    "ParameterOwners",
     "RecordOptions",
     "RecordedModule",
     "RecordingPlan",

@@ -1,4 +1,4 @@
-"""The few entries of each parameter that the certificate follows: some rows and columns of it."""
+"""Chooses the entries of each parameter that the live certificate follows: a few rows and columns (a patch)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from torch import Tensor
 from dualform.types import LayerInfo, Piece
 
 SIDE = 8
-"""Rows and columns that are followed."""
+"""How many rows and columns are followed."""
 
 TOKENS = 256
-"""Rows of an embedding that is also an output layer; of any other embedding all are followed."""
+"""How many rows are followed of an embedding that is also an output layer; of any other embedding all rows are."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,23 @@ class CertificateEntries:
     columns: slice | None
 
     def of(self, tensor: Tensor) -> Shaped[Tensor, "r c"]:
-        """Those of a tensor."""
+        """The followed entries of a tensor."""
         tensor = tensor.detach().cpu()
         if self.columns is None:
             return tensor[self.rows].unsqueeze(1)
         return tensor.reshape(len(tensor), -1)[self.rows, self.columns]
 
     def share(self, size: int) -> float:
-        """The part of a parameter's squares that is seen, of a parameter of some size."""
+        """The share of a parameter's entries that is followed, if the parameter has ``size`` entries."""
         columns = 1 if self.columns is None else self.columns.stop - self.columns.start
         return (self.rows.stop - self.rows.start) * columns / size
 
 
 @dataclass(frozen=True)
 class CertificateColumns:
-    """What a layer's slots must bring for the patches of its parameters: columns of its errors and of its keys.
+    """The columns of a layer's errors and keys that determine the patches of its parameters.
 
-    There is one stretch of key columns for each piece; none where keys are indices.
+    There is one slice of key columns for each piece; none where keys are indices.
     """
 
     errors: slice
@@ -47,8 +47,8 @@ class CertificateColumns:
 
 
 def spread_indices(size: int, parts: int = 1) -> slice:
-    """A few of so many: side by side in one cache line, inside one of equal parts, away from where pictures are
-    empty.
+    """Choose a few of ``size`` indices: neighbours in one cache line, inside one of ``parts`` equal parts, and not at
+    the border, where images are empty.
     """
     part = size // parts
     first = int(0.618 * parts) * part
@@ -57,16 +57,16 @@ def spread_indices(size: int, parts: int = 1) -> slice:
 
 
 def choose_entries(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[int]]) -> dict[str, CertificateEntries]:
-    """The patch of each parameter. Layers that share one agree on it."""
+    """Choose the patch of each parameter. Layers that share a parameter share its patch."""
     patches: dict[str, CertificateEntries] = {}
     tokens = {name for layer in layers if layer.indexed for name in layer.weights}
-    others = {name for layer in layers if not layer.indexed for name in layer.weights}
+    outputs = {name for layer in layers if not layer.indexed for name in layer.weights}
     for layer in layers:
         for piece in layer.pieces:
             name = piece.parameter
             rows, columns = shapes[name][0], (piece.end - piece.begin if not piece.transposed else layer.d_out)
             if name in tokens:
-                first = slice(0, min(rows, TOKENS) if name in others else rows)
+                first = slice(0, min(rows, TOKENS) if name in outputs else rows)
             else:
                 first = spread_indices(rows, layer.parts)
             patches.setdefault(name, CertificateEntries(first, spread_indices(columns)))
@@ -76,12 +76,12 @@ def choose_entries(layers: Sequence[LayerInfo], shapes: Mapping[str, Sequence[in
 
 
 def columns_for(layer: LayerInfo, patches: Mapping[str, CertificateEntries]) -> CertificateColumns:
-    """The columns of a layer's errors and keys that its parameters' patches are made of."""
-    found = [_for_piece(layer, piece, patches[piece.parameter]) for piece in layer.pieces]
-    return CertificateColumns(found[0][0], () if layer.indexed else tuple(keys for _, keys in found))
+    """The columns of a layer's errors and keys that determine its parameters' patches."""
+    columns = [_columns_for_piece(layer, piece, patches[piece.parameter]) for piece in layer.pieces]
+    return CertificateColumns(columns[0][0], () if layer.indexed else tuple(keys for _, keys in columns))
 
 
-def _for_piece(layer: LayerInfo, piece: Piece, patch: CertificateEntries) -> tuple[slice, slice]:
+def _columns_for_piece(layer: LayerInfo, piece: Piece, patch: CertificateEntries) -> tuple[slice, slice]:
     assert patch.columns is not None
     errors, columns = (patch.columns, patch.rows) if piece.transposed else (patch.rows, patch.columns)
     begin = piece.begin + errors.start // (layer.d_out // layer.parts) * layer.width
@@ -89,5 +89,5 @@ def _for_piece(layer: LayerInfo, piece: Piece, patch: CertificateEntries) -> tup
 
 
 def sizes_of(slices: Iterable[slice]) -> list[int]:
-    """How many columns each stretch has."""
-    return [each.stop - each.start for each in slices]
+    """The length of each slice."""
+    return [columns.stop - columns.start for columns in slices]

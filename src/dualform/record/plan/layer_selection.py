@@ -1,4 +1,4 @@
-"""Which layers are recorded, and which are refused by name because they could not be explained exactly."""
+"""Selects the layers to record. A layer that cannot be explained exactly is rejected with an error that names it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -8,35 +8,38 @@ from dualform.errors import LayerNotFound, NothingToRecord, QueryError, Unsuppor
 from dualform.types import Keep
 
 from ..layers import LayerKind, computed, kind_of, refusal_of
+from .parameter_owners import ParameterOwners
 
 KEEPS = ("slots", "keys", "ledger", "keys+ledger", "nothing")
 
 
 def known_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """All layers of a model that are of a kind to be recorded (or refused by name). Parts of one are no others."""
-    found, inside = {}, set()
+    """All layers of a model that have a kind, and those that are rejected. Modules inside a layer do not count."""
+    layers, inside = {}, set()
     for name, module in model.named_modules():
         if id(module) not in inside and (kind_of(module) or isinstance(module, nn.Bilinear)):
-            found[name] = module
+            layers[name] = module
             inside |= {id(part) for part in module.modules()}
-    return found
+    return layers
 
 
 def select(
-    model: nn.Module, layers: Iterable[str] | None, kept: Callable[[str], Keep], optimised: set[int]
+    model: nn.Module, layers: Iterable[str] | None, kept: Callable[[str], Keep], owners: ParameterOwners
 ) -> dict[str, tuple[nn.Module, LayerKind]]:  # fmt: skip
-    """The layers to record, by name: the given ones, or all that the optimiser trains."""
-    known = known_layers(model)
-    chosen = _chosen(model, known, layers)
-    left_out = {weight for name, module in known.items() if kept(name) == "nothing" for weight in _identity(module)}
+    """Select the layers to record, by name: those that are named, or all that an optimiser trains."""
+    candidates = known_layers(model)
+    chosen = _chosen_names(model, candidates, layers)
+    left_out = {
+        weight for name, module in candidates.items() if kept(name) == "nothing" for weight in _weight_ids(module)
+    }
     selected = {}
     for name in chosen:
-        module = known[name]
-        if _identity(module) & left_out:
+        module = candidates[name]
+        if _weight_ids(module) & left_out:
             continue
-        trained = any(id(p) in optimised for p in module.parameters())
+        trained = any(parameter in owners for parameter in module.parameters())
         if layers is None and (computed(module) or not trained):
-            continue  # a part of the rest, like any layer that nothing explains
+            continue  # it belongs to the rest, like any layer that no slots explain
         if reason := refusal_of(name, module):
             raise UnsupportedLayer(reason)
         if not trained:
@@ -49,23 +52,23 @@ def select(
     return selected
 
 
-def _chosen(model: nn.Module, known: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list[str]:
+def _chosen_names(model: nn.Module, candidates: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list[str]:
     if layers is None:
-        return list(known)
+        return list(candidates)
     named = [layers] if isinstance(layers, str) else list(layers)
     for name in named:
-        if name not in known:
+        if name not in candidates:
             raise LayerNotFound(
-                f"cannot record layer '{name}': the layers of this {type(model).__name__} that can be are "
-                f"{list(known)}. Pass one of these names."
+                f"cannot record layer '{name}': the layers of this {type(model).__name__} that can be recorded are "
+                f"{list(candidates)}. Pass one of these names."
             )
-    same = {weight for name in named for weight in _identity(known[name])}  # what is tied belongs together
-    return [name for name, module in known.items() if _identity(module) & same]
+    weights = {weight for name in named for weight in _weight_ids(candidates[name])}
+    return [name for name, module in candidates.items() if _weight_ids(module) & weights]  # with those tied to them
 
 
-def _identity(module: nn.Module) -> set[int]:
-    """What tells layers apart: their weights. A computed weight is a new one at each look, and spectral norm goes on
-    by looking.
+def _weight_ids(module: nn.Module) -> set[int]:
+    """The identities of a layer's weights, which tied layers share. A computed weight is a new tensor at every access,
+    and spectral norm iterates at every access; there it is the module's identity.
     """
     if computed(module):
         return {id(module)}
@@ -73,7 +76,7 @@ def _identity(module: nn.Module) -> set[int]:
 
 
 def keep_of(model: nn.Module, keep: Keep | Mapping[str, Keep]) -> Callable[[str], Keep]:
-    """What is kept of a layer, by its name."""
+    """A function from a layer's name to what is kept of it."""
     table: Mapping[str, Keep] = {} if isinstance(keep, str) else keep
     default: Keep = keep if isinstance(keep, str) else "slots"
     names = {name for name, _ in model.named_modules()}
@@ -90,18 +93,18 @@ def keep_of(model: nn.Module, keep: Keep | Mapping[str, Keep]) -> Callable[[str]
 
 
 def axis_of(model: nn.Module, batch_dim: int | Mapping[str, int]) -> Callable[[Sequence[str], LayerKind], int]:
-    """The axis that counts examples, for the modules that share a weight."""
+    """A function to the axis that counts examples, from the names of modules that share a weight and their kind."""
     table: Mapping[str, int] = {} if isinstance(batch_dim, int) else batch_dim
     default = batch_dim if isinstance(batch_dim, int) else 0
-    known = known_layers(model)
+    candidates = known_layers(model)
     for name in table:
-        if name not in known:
+        if name not in candidates:
             raise LayerNotFound(
-                f"batch_dim names the layer '{name}', but the layers of this {type(model).__name__} are {list(known)}. "
-                "Pass one of these names."
+                f"batch_dim names the layer '{name}', but the layers of this {type(model).__name__} are "
+                f"{list(candidates)}. Pass one of these names."
             )
     for axis in (default, *table.values()):
         if axis < 0:
             raise QueryError(f"batch_dim={axis} must not be negative: count the axes of the input from the front.")
-    own = lambda kind: default if kind.batch_dim is None else kind.batch_dim  # noqa: E731
-    return lambda names, kind: next((table[name] for name in names if name in table), own(kind))
+    of_kind = lambda kind: default if kind.batch_dim is None else kind.batch_dim  # noqa: E731
+    return lambda names, kind: next((table[name] for name in names if name in table), of_kind(kind))

@@ -1,4 +1,4 @@
-"""What the user asked for."""
+"""The options of ``dualform.record``, apart from those that go into the plan."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from dualform.types import DType
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """The options of a recording."""
+    """Where and how a recording is written. The fields are the keywords of :func:`dualform.record`."""
 
     path: Path
     dtype: DType

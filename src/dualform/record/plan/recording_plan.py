@@ -1,8 +1,9 @@
-"""What will be recorded: which layers, which parameters, under which rule. Decided once, before the first step."""
+"""The plan of a recording: which layers, which parameters, under which rule. Made once, before the first step."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from torch import Tensor, nn, optim
 
@@ -14,12 +15,13 @@ from dualform.types import DType, Keep, LayerInfo, ModuleInfo, ParameterInfo, Pi
 from ..layers import LayerKind, LinearMap
 from .certificate_entries import CertificateEntries, choose_entries
 from .layer_selection import axis_of, keep_of, known_layers, select
+from .parameter_owners import ParameterOwners
 from .rest_reasons import no_layer, reasons_for_rest
 
 
 @dataclass(frozen=True)
-class HeldParameter:
-    """Where a module holds a parameter: the module's own table, its name there, and its name in the model."""
+class ModuleParameter:
+    """A parameter of a module: the module's table of parameters, the name there, and the name in the model."""
 
     table: Mapping[str, Tensor | None]
     own: str
@@ -32,12 +34,26 @@ class MapUse:
 
     layer: LayerInfo
     info: ModuleInfo
-    held: tuple[HeldParameter, ...]
+    parameters: tuple[ModuleParameter, ...]
+
+
+class MapOfModule(NamedTuple):
+    """A map while the plan is made: its public name, the path of its module, and its parameters, weights first."""
+
+    public: str
+    path: str
+    linear_map: LinearMap
+    parameters: tuple[ModuleParameter, ...]
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """The names of its biases in the model."""
+        return tuple(parameter.name for parameter in self.parameters[len(self.linear_map.weights) :])
 
 
 @dataclass(frozen=True)
 class RecordedModule:
-    """A module that is recorded, and its maps."""
+    """A module that is recorded, its kind, and its maps."""
 
     module: nn.Module
     kind: LayerKind
@@ -46,7 +62,9 @@ class RecordedModule:
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """Layers and parameters by name, with the objects behind the names."""
+    """Layers and parameters by name, and the objects behind the names. A plan does not change, except that
+    ``owners`` grows when an optimiser gets further parameters; :meth:`demote` makes another plan.
+    """
 
     layers: tuple[LayerInfo, ...]
     parameters: tuple[ParameterInfo, ...]
@@ -56,17 +74,17 @@ class RecordingPlan:
     """The rule of each optimiser."""
     patches: Mapping[str, CertificateEntries]
     """The entries that the certificate follows."""
-    owner: dict[int, int]
-    """Which optimiser has a parameter, by its id (groups may be added later)."""
+    owners: ParameterOwners
+    """Which optimiser trains a parameter. The plans that :meth:`demote` makes share this object."""
     model: nn.Module
     stated: frozenset[str]
-    """The layers of which the user has said which axis counts the examples."""
+    """The layers for which the user has stated the axis of examples."""
     demoted: tuple[str, ...] = ()
-    """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
+    """The parameters that were moved to the rest when training showed that no linear map of their layer uses them."""
 
     @property
     def explained(self) -> list[str]:
-        """The parameters that the slots rebuild."""
+        """The parameters that can be rebuilt from slots."""
         return [p.name for p in self.parameters if p.by_slots]
 
     @property
@@ -76,12 +94,12 @@ class RecordingPlan:
 
     @property
     def ledger_only(self) -> bool:
-        """Whether nothing but a ledger is kept, so that nothing grows with the steps."""
+        """Whether only a ledger is kept, so that the size of the memory does not grow with the steps."""
         return bool(self.layers) and all(layer.keep == "ledger" for layer in self.layers)
 
     @property
     def rest(self) -> dict[str, Tensor]:
-        """The parameters and buffers that are kept as snapshots."""
+        """The parameters and buffers that are stored as snapshots."""
         return {p.name: self.tensors[p.name] for p in self.parameters if p.kind == "rest"}
 
     @property
@@ -97,15 +115,17 @@ class RecordingPlan:
 
     @property
     def known_rules(self) -> list[Rule]:
-        """The rules of all optimisers that have one."""
+        """The rules of all optimisers that have a rule."""
         return [rule for rule in self.rules if rule is not None]
 
     def rule(self, name: str) -> Rule | None:
-        """The rule of the optimiser that has a parameter; one that none has may be given to the first later."""
-        return self.rules[self.owner.get(id(self.tensors[name]), 0)]
+        """The rule of the optimiser that trains a parameter; of the first one, if none trains it yet."""
+        return self.rules[self.owners.number_of(self.tensors[name])]
 
     def goes_with(self, name: str) -> set[str]:
-        """The parameters that cannot be explained without this one: a bias alone, a weight with all of its layers."""
+        """The parameters that cannot be explained without this one: for a bias itself, for a weight all parameters of
+        its layers.
+        """
         names, before = {name}, set()
         while names != before:
             before = set(names)
@@ -115,8 +135,9 @@ class RecordingPlan:
         return names
 
     def demote(self, reasons: Mapping[str, str]) -> "RecordingPlan":
-        """The same plan with some parameters in the rest, for these reasons, and all that goes with them."""
-        reasons = {other: reason for name, reason in reasons.items() for other in self.goes_with(name)} | dict(reasons)
+        """Make a plan in which some parameters belong to the rest, each for its reason, with all that go with them."""
+        extended = {member: reason for name, reason in reasons.items() for member in self.goes_with(name)}
+        reasons = extended | dict(reasons)
         layers = (layer for layer in self.layers if not reasons.keys() & set(layer.weights))
         parameters = (
             replace(p, kind="rest", reason=reasons[p.name]) if p.name in reasons else p for p in self.parameters
@@ -129,7 +150,7 @@ class RecordingPlan:
         )
 
     def bytes_a_row(self, dtype: DType) -> int:
-        """What one row through every recorded layer takes on disk."""
+        """The bytes on disk of one row that goes through every recorded layer once."""
         return sum(bytes_a_row(layer, STORED[dtype]) for layer in self.layers)
 
 
@@ -142,7 +163,7 @@ def make_plan(
     batch_dim: int | Mapping[str, int] | None,
     rules: Mapping[type, Rule] | None,
 ) -> RecordingPlan:
-    """Look at the model and its optimisers, and refuse by name what cannot be recorded exactly."""
+    """Make a plan for a model and its optimisers. A layer that cannot be recorded exactly is rejected by an error."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     if hasattr(model, "_orig_mod"):
@@ -150,34 +171,38 @@ def make_plan(
             f"this {type(model).__name__} is compiled already, and hooks on a compiled module never fire. Record the "
             "model itself (model._orig_mod) and compile it inside the with-block."
         )
-    found = tuple(None if rules is None else rule_for(optimizer, rules) for optimizer in optimizers)
-    owner = {id(p): i for i, o in enumerate(optimizers) for group in o.param_groups for p in group["params"]}
+    rule_of_each = tuple(None if rules is None else rule_for(optimizer, rules) for optimizer in optimizers)
+    owners = ParameterOwners(optimizers)
     kept, axis = keep_of(model, keep), axis_of(model, 0 if batch_dim is None else batch_dim)
-    selected = select(model, layers, kept, set(owner))
+    selected = select(model, layers, kept, owners)
     modules = _modules(model, selected, kept, axis)
     infos = tuple(dict.fromkeys(use.layer for recorded in modules for use in recorded.uses))
     if not infos:
-        raise NothingToRecord(no_layer(model, known_layers(model), owner))
+        raise NothingToRecord(no_layer(model, known_layers(model), owners))
     saved = model.state_dict()
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
     kinds = _kinds(infos) if rules is not None else {}
-    reasons = reasons_for_rest(model, infos, kinds, owner)
+    reasons = reasons_for_rest(model, infos, kinds, owners)
     parameters = []
     for name, tensor in tensors.items():
-        rule = found[owner.get(id(tensor), 0)] if name in kinds or id(tensor) in owner else None
+        rule = rule_of_each[owners.number_of(tensor)] if name in kinds or tensor in owners else None
         kind, dtype = kinds.get(name, "rest"), str(tensor.dtype).removeprefix("torch.")
         reason = reasons[name] if kind == "rest" else ""
         parameters.append(ParameterInfo(name, kind, tuple(tensor.shape), dtype, rule.name if rule else None, reason))
     patches = choose_entries(infos, {name: tensor.shape for name, tensor in tensors.items()})
-    stated = _stated(modules, batch_dim)
-    return RecordingPlan(infos, tuple(parameters), tuple(modules), tensors, found, patches, owner, model, stated)
+    stated = _layers_with_stated_axis(modules, batch_dim)
+    return RecordingPlan(
+        infos, tuple(parameters), tuple(modules), tensors, rule_of_each, patches, owners, model, stated
+    )  # fmt: skip
 
 
-def _stated(modules: Iterable[RecordedModule], batch_dim: int | Mapping[str, int] | None) -> frozenset[str]:
-    """The layers of which the user has said which axis counts the examples."""
+def _layers_with_stated_axis(
+    modules: Iterable[RecordedModule], batch_dim: int | Mapping[str, int] | None
+) -> frozenset[str]:
+    """The layers for which the user has stated the axis of examples."""
     layers = [use.layer for recorded in modules for use in recorded.uses]
-    if isinstance(batch_dim, int):  # of those that know their axis, too: it was said that nothing is unusual
+    if isinstance(batch_dim, int):  # also those whose kind fixes the axis: the user says that no layer is unusual
         return frozenset(layer.name for layer in layers)
     named = batch_dim or {}
     return frozenset(layer.name for layer in layers if any(module.path in named for module in layer.modules))
@@ -189,64 +214,66 @@ def _modules(
     kept: Callable[[str], Keep],
     axis: Callable[[Sequence[str], LayerKind], int],
 ) -> list[RecordedModule]:
-    """All recorded modules. Maps that share their weights are one layer, under the name of the first."""
+    """All recorded modules. Maps that share their weights are one layer, under the name of the first map."""
     names = {id(p): name for name, p in model.named_parameters()}
-    members: dict[tuple, list[tuple[str, str, LinearMap, tuple[HeldParameter, ...]]]] = {}
+    members: dict[tuple, list[MapOfModule]] = {}
     for path, (module, kind) in selected.items():
-        for each in kind.maps(module):
-            held = tuple(_held(module, own, names) for own in (*(w for w, _ in each.weights), *each.biases))
-            weights = tuple(one.name for one in held[: len(each.weights)])
-            public = f"{path}.{each.name}" if each.name else path
-            members.setdefault((weights, each.indexed, each.transposed), []).append((public, path, each, held))
+        for linear_map in kind.maps(module):
+            own_names = (*(name for name, _ in linear_map.weights), *linear_map.biases)
+            parameters = tuple(_module_parameter(module, own, names) for own in own_names)
+            weights = tuple(parameter.name for parameter in parameters[: len(linear_map.weights)])
+            public = f"{path}.{linear_map.name}" if linear_map.name else path
+            key = weights, linear_map.indexed, linear_map.transposed
+            members.setdefault(key, []).append(MapOfModule(public, path, linear_map, parameters))
     uses: dict[str, list[MapUse]] = {path: [] for path in selected}
-    for group in members.values():
-        layer = _layer(group, selected[group[0][1]][1], kept, axis)
-        for (_, path, _, held), info in zip(group, layer.modules, strict=True):
-            uses[path].append(MapUse(layer, info, held))
-    shared = _keep_together([use.layer for some in uses.values() for use in some])
+    for maps in members.values():
+        layer = _layer(maps, selected[maps[0].path][1], kept, axis)
+        for member, info in zip(maps, layer.modules, strict=True):
+            uses[member.path].append(MapUse(layer, info, member.parameters))
+    shared = _keep_together([use.layer for module_uses in uses.values() for use in module_uses])
     return [
         RecordedModule(module, kind, tuple(replace(use, layer=shared[use.layer]) for use in uses[path]))
         for path, (module, kind) in selected.items()
     ]
 
 
-def _held(module: nn.Module, own: str, names: Mapping[int, str]) -> HeldParameter:
+def _module_parameter(module: nn.Module, own: str, names: Mapping[int, str]) -> ModuleParameter:
     path, _, last = own.rpartition(".")
     owner: nn.Module = attrgetter(path)(module) if path else module
     parameter = owner._parameters[last]
-    return HeldParameter(owner._parameters, last, names[id(parameter)])
+    return ModuleParameter(owner._parameters, last, names[id(parameter)])
 
 
 def _layer(
-    group: Sequence[tuple[str, str, LinearMap, tuple[HeldParameter, ...]]],
+    maps: Sequence[MapOfModule],
     kind: LayerKind,
     kept: Callable[[str], Keep],
     axis: Callable[[Sequence[str], LayerKind], int],
 ) -> LayerInfo:
-    first, _, each, held = group[0]
+    """The layer of maps that share their weights."""
+    first, linear_map = maps[0], maps[0].linear_map
     pieces, begin = [], 0
-    for (_, width), one in zip(each.weights, held, strict=False):
-        pieces.append(Piece(one.name, begin, begin + width, each.transposed))
+    for (_, width), parameter in zip(linear_map.weights, first.parameters, strict=False):
+        pieces.append(Piece(parameter.name, begin, begin + width, linear_map.transposed))
         begin += width
     return LayerInfo(
-        name=first,
+        name=first.public,
         kind=kind.name,
         pieces=tuple(pieces),
-        d_in=each.d_in,
-        d_out=each.d_out,
-        modules=tuple(
-            ModuleInfo(public, tuple(one.name for one in mine[len(some.weights) :]), path)
-            for public, path, some, mine in group
-        ),
-        keep=kept(group[0][1]),
-        batch_dim=axis([path for _, path, _, _ in group], kind),
-        parts=each.parts,
-        indexed=each.indexed,
+        d_in=linear_map.d_in,
+        d_out=linear_map.d_out,
+        modules=tuple(ModuleInfo(member.public, member.biases, member.path) for member in maps),
+        keep=kept(first.path),
+        batch_dim=axis([member.path for member in maps], kind),
+        parts=linear_map.parts,
+        indexed=linear_map.indexed,
     )
 
 
 def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
-    """Layers that share a parameter (an embedding tied to the output) are kept alike if one of them has a ledger."""
+    """By layer, the same layer with a ledger, if it shares a parameter with one that has a ledger (as an embedding that
+    is tied to the output does).
+    """
     in_ledger = {name for layer in layers if layer.in_ledger for name in layer.parameters}
     return {
         layer: replace(layer, keep="ledger") if in_ledger & set(layer.parameters) and not layer.in_ledger else layer
@@ -255,13 +282,13 @@ def _keep_together(layers: Sequence[LayerInfo]) -> dict[LayerInfo, LayerInfo]:
 
 
 def _without_biases(layer: LayerInfo, names: Collection[str]) -> LayerInfo:
-    """The same layer, without some of its biases."""
-    modules = (replace(each, biases=tuple(b for b in each.biases if b not in names)) for each in layer.modules)
+    """The same layer without some of its biases."""
+    modules = (replace(info, biases=tuple(b for b in info.biases if b not in names)) for info in layer.modules)
     return replace(layer, modules=tuple(modules))
 
 
 def _kinds(layers: Iterable[LayerInfo]) -> dict[str, str]:
-    """The kind of each parameter: one of which some layer keeps too little belongs to the rest."""
+    """The kind of each explained parameter. If one of its layers keeps too little, a parameter belongs to the rest."""
     kinds: dict[str, str] = {}
     for layer in layers:
         for name in layer.parameters:

@@ -1,4 +1,4 @@
-"""The optimiser inside a trainer's wrapper: hooks on it see the steps that are really taken."""
+"""Finds the optimiser inside a trainer's wrapper: hooks on it run exactly when a step is taken."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,7 @@ WRAPPERS = frozenset(
         "lightning_fabric.wrappers._FabricOptimizer",
     )
 )
-"""Wrappers each of whose steps is one step of the optimiser inside, or none at all. Others (Lookahead) step
-differently."""
+"""Wrappers each of whose steps is at most one step of the optimiser inside. Others (Lookahead) change the step."""
 
 
 def unwrapped(optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -24,7 +23,7 @@ def unwrapped(optimizer: optim.Optimizer) -> optim.Optimizer:
     return optimizer
 
 
-def plain_optimizers(given: optim.Optimizer | Sequence[optim.Optimizer]) -> list[optim.Optimizer]:
-    """All given optimisers, without their wrappers."""
-    several = [given] if isinstance(given, optim.Optimizer) else list(given)
-    return [unwrapped(optimizer) for optimizer in several]
+def plain_optimizers(optimizers: optim.Optimizer | Sequence[optim.Optimizer]) -> list[optim.Optimizer]:
+    """One optimiser or several, as a list without their wrappers."""
+    optimizers = [optimizers] if isinstance(optimizers, optim.Optimizer) else list(optimizers)
+    return [unwrapped(optimizer) for optimizer in optimizers]

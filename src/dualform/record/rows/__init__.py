@@ -1,4 +1,4 @@
-"""To which example of the batch each row of a layer belongs."""
+"""Finds out to which example of the batch each row of a layer belongs."""
 
 from .row_credit import RowCredit
 

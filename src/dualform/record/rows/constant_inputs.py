@@ -1,4 +1,4 @@
-"""Modules that the loop calls with the same input in every batch: a table of positions, not rows of examples."""
+"""Finds modules that the loop calls with the same input in every batch, as a table of positions."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 COMPARED = 3
-"""Calls of a module that are compared with the one before."""
+"""How many calls of a module are compared with the call before."""
 
 
 class ConstantInputs:
-    """Compares the inputs of a module's first calls. Training on one batch again and again tells nothing: there the
-    inputs of all modules are the same.
+    """Compares the inputs of a module's first calls. If all modules have the same input in every batch (training on a
+    single batch), none of them counts as constant.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class ConstantInputs:
         self._changing: set[str] = set()
 
     def see(self, path: str, values: Iterable[object]) -> bool:
-        """A module is called with some values; says whether anything new is known."""
+        """A module is called with some values; returns whether they were compared with earlier ones."""
         if path in self._changing or self._calls.get(path, 0) > COMPARED:
             return False
         tensor = next((value.detach() for value in values if isinstance(value, Tensor)), None)
@@ -34,5 +34,5 @@ class ConstantInputs:
         return last is not None
 
     def __contains__(self, path: object) -> bool:
-        """Whether the input of a module has always been the same, while that of another module changed."""
+        """Whether the input of a module never changed, while that of another module did."""
         return path not in self._changing and self._calls.get(str(path), 0) > 1 and bool(self._changing)

@@ -1,9 +1,9 @@
-r"""Whose rows these are: how the rows of a call follow the examples of a batch.
+r"""Finds the example o(r) of each row r of a call.
 
-Where the loss of example i is multiplied with a label c_i, the error of each of its rows is multiplied with c_i, and
-nothing else is. So two backward passes of one forward pass, without labels and with them, show the example of every
-row, however the network arranges them: :math:`e_r(c) = c_{o(r)}\, e_r(1)`. A row to whose error several examples add
-has no such ratio. Labels are powers of two, so that the product is exact in every precision.
+If the loss of example i is multiplied by a label c_i, the errors of its rows are multiplied by c_i, and no others. So
+two backward passes of one forward pass, without labels and with them, show the example of every row, however the
+network arranges its rows: :math:`e_r(c) = c_{o(r)}\, e_r(1)`. A row to whose error several examples contribute has no
+such ratio. Labels are powers of two, so that the product is exact in every precision.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ LABELS = 4
 
 
 class AxisSplit(NamedTuple):
-    """One of the leading axes counts the examples: with its outer part (example by example, each with some rows) or
-    with its inner one (the first rows of all examples, then the second ones). Both are the same where the axis has
-    as many entries as there are examples.
+    """One of the leading axes counts the examples, in its outer part (all rows of the first example, then those of the
+    second) or in its inner part (the first rows of all examples, then the second ones). Both are the same where the
+    axis has as many entries as there are examples.
     """
 
     axis: int
@@ -37,7 +37,7 @@ class AxisSplit(NamedTuple):
 
 
 RowsOfExample = frozenset[AxisSplit] | str
-"""All splits that the rows of a call agree with; or why there is none."""
+"""All splits that the rows of a call agree with; or the reason why there is none."""
 
 SHARED = "its rows belong to all examples alike"
 MIXED = "some of its rows belong to several examples at once"
@@ -55,12 +55,14 @@ def owners(rows: int, stride: int, examples: int) -> Int[Tensor, " rows"]:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """What rounding may leave of a ratio (labels are exact, the order of sums on some devices is not)."""
+    """The relative error that rounding may cause in a ratio (labels are exact, but some devices change the order of
+    sums).
+    """
     return min(1e-2, 1e3 * torch.finfo(dtype).eps)
 
 
 def draw_labels(examples: int, random: torch.Generator) -> Float[Tensor, " examples"]:
-    """A power of two for each example, neighbours with different ones."""
+    """Draw a power of two for each example, different ones for neighbours."""
     blocks = [torch.randperm(LABELS, generator=random) for _ in range(-(-examples // LABELS))]
     return torch.exp2(torch.cat(blocks)[:examples].double())
 
@@ -68,9 +70,9 @@ def draw_labels(examples: int, random: torch.Generator) -> Float[Tensor, " examp
 def rows_by_labels(
     plain: Float[Tensor, "*leading d"], labelled: Float[Tensor, "*leading d"], labels: Float[Tensor, " examples"]
 ) -> RowsOfExample | None:  # fmt: skip
-    """How rows follow the examples, from their errors without labels and with them; None where no error came."""
+    """The splits of rows into examples, from their errors without labels and with them; None where no error arrived."""
     leading, bar = tuple(plain.shape[:-1]) or (1,), tolerance(plain.dtype)
-    plain, labelled = (each.detach().double().reshape(-1, each.shape[-1]).cpu() for each in (plain, labelled))
+    plain, labelled = (errors.detach().double().reshape(-1, errors.shape[-1]).cpu() for errors in (plain, labelled))
     size = plain.abs().amax(1) if plain.numel() else plain.new_zeros(len(plain))
     reached = size > bar * bar * size.max() if len(size) else size.bool()
     if not reached.any():
@@ -91,11 +93,11 @@ def rows_by_labels(
 def rows_by_rolling(
     before: Sequence[Shaped[Tensor, "*leading _"]], after: Sequence[Shaped[Tensor, "*leading _"]], examples: int
 ) -> RowsOfExample:  # fmt: skip
-    """How rows follow the examples, from what they hold (keys, errors) before and after each example has taken the
+    """The splits of rows into examples, from their keys and errors before and after every example has moved to the
     place of the next one.
     """
     leading = tuple(before[0].shape[:-1]) or (1,)
-    if [each.shape for each in before] != [each.shape for each in after]:
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         return SELECTED
     rows = torch.arange(before[0].shape[:-1].numel())
     if _same(before, after, rows):
@@ -111,10 +113,10 @@ def rows_by_rolling(
 
 
 def _same(before: Sequence[Tensor], after: Sequence[Tensor], rows: Int[Tensor, " r"]) -> bool:
-    """Whether some rows of before are those of after, floating-point numbers up to rounding."""
-    for one, other in zip(before, after, strict=True):
-        bar = 10 * tolerance(one.dtype) if one.is_floating_point() else 0.0
-        one, other = (each.detach().double().cpu().reshape(len(rows), -1) for each in (one, other))
-        if one.numel() and ((one[rows] - other).abs() > bar * one.abs().amax(0)).any():
+    """Whether ``before[rows]`` equals ``after``, floating-point numbers up to rounding."""
+    for first, second in zip(before, after, strict=True):
+        bar = 10 * tolerance(first.dtype) if first.is_floating_point() else 0.0
+        first, second = (tensor.detach().double().cpu().reshape(len(rows), -1) for tensor in (first, second))
+        if first.numel() and ((first[rows] - second).abs() > bar * first.abs().amax(0)).any():
             return False
     return True

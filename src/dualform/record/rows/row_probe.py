@@ -1,12 +1,12 @@
-"""The probe: how the rows of each layer follow the examples, found out on a shadow of the model.
+"""The probe: finds out on a shadow of the model to which example each row of each layer belongs.
 
-The arguments of a call that has just run go through the shadow again. The outputs are labelled along an axis that has
-as many entries as there are examples, and the errors of all layers show whose rows they are (``owners.py``). Which axis
-of the outputs that is, is not known where several have this length: then the one along which the network keeps examples
-apart (attention mixes along time), and the first one where it keeps all of them apart.
+The shadow runs on the arguments of a call that has just ended. The outputs are labelled along an axis that has as many
+entries as there are examples, and the errors of all layers then show whose rows they are (``row_owners.py``). Where
+several axes of the outputs have this length, the right one is the axis along which the network keeps the examples apart
+(attention mixes along time); where it keeps them apart along all axes, the first one is taken.
 
-Rows that are selected by the values of the batch may lie as if they were not, by chance. So the shadow runs on
-scrambled arguments, too, and what does not hold for them does not count.
+Rows that the values of the batch select may look regular by chance. The shadow therefore also runs on scrambled
+arguments, and only an arrangement that holds for these counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,26 +20,26 @@ from torch.utils import _pytree as pytree
 from ..hooks import probe_shadow
 from ..plan import RecordedModule
 from .row_owners import MIXED, SELECTED, SHARED, RowsOfExample, draw_labels, rows_by_labels, rows_by_rolling
-from .trial_call import CallPlace, TrialCall, apart
+from .trial_call import CallPlace, TrialCall, without_trace
 
 SCRAMBLED = 2
-"""Runs on scrambled arguments."""
+"""How many times the shadow runs on scrambled arguments."""
 
 
 class OutputAxis(NamedTuple):
-    """Where the outputs of a call count the examples: along one of the first axes, or along a part of the first."""
+    """Where the outputs of a call count the examples: along one of the first axes, or along a part of the first one."""
 
     axis: int = 0
     part: str = "whole"
 
     def fits(self, shape: Sequence[int], examples: int) -> bool:
-        """Whether an output of some shape counts examples in this way."""
+        """Whether an output of this shape counts the examples along this axis."""
         if self.part in ("outer", "inner"):
             return len(shape) > 0 and shape[0] > examples and shape[0] % examples == 0
         return self.axis < len(shape) and shape[self.axis] == examples
 
     def examples(self, shape: Sequence[int], examples: int) -> Int[Tensor, "..."] | None:
-        """The example of each entry of an output of some shape, ready to be broadcast; None where it has none."""
+        """The example of each entry of an output of this shape, ready to be broadcast; None without such an axis."""
         if self.part != "whole" and self.fits(shape, examples):
             entries = torch.arange(shape[0])
             entries = entries // (shape[0] // examples) if self.part == "outer" else entries % examples
@@ -53,29 +53,29 @@ class OutputAxis(NamedTuple):
 AXES = (0, 1, 2)
 
 INPUTS = "inputs"
-"""Where the outputs count no examples (a loss alone) the inputs do."""
+"""Where no axis of the outputs counts examples (the output is a loss), an axis of the inputs does."""
 
 
 class RowLayout(NamedTuple):
-    """How the rows of a call lie, and the leading axes that they were seen with."""
+    """How the rows of a call are arranged, and the leading axes in that probe."""
 
     rows: RowsOfExample
     leading: tuple[int, ...]
 
-    def confirmed(self, other: "RowLayout | None") -> "RowLayout":
-        """What another run, in which the rows may not have been reached, agrees on."""
-        if other is None:
+    def confirmed(self, second: "RowLayout | None") -> "RowLayout":
+        """The layout on which this run agrees with a second one (None where that did not reach the rows)."""
+        if second is None:
             return self
-        if self.leading != other.leading:
+        if self.leading != second.leading:
             return RowLayout(SELECTED, self.leading)
-        one, two = self.rows, other.rows
-        if isinstance(one, str) or isinstance(two, str):
-            return RowLayout(one if one == two else MIXED if MIXED in (one, two) else SELECTED, self.leading)
-        return RowLayout(one & two or SELECTED, self.leading)
+        rows, again = self.rows, second.rows
+        if isinstance(rows, str) or isinstance(again, str):
+            return RowLayout(rows if rows == again else MIXED if MIXED in (rows, again) else SELECTED, self.leading)
+        return RowLayout(rows & again or SELECTED, self.leading)
 
 
 class ProbeAnswer(NamedTuple):
-    """How all rows of a call lie, if its outputs count the examples in some way."""
+    """The layouts of all rows in a call, on the assumption that its outputs count the examples along one axis."""
 
     along: OutputAxis
     examples: int
@@ -83,15 +83,15 @@ class ProbeAnswer(NamedTuple):
 
     @property
     def apart(self) -> int:
-        """How many calls keep the examples apart."""
-        return sum(not isinstance(lie.rows, str) for lie in self.rows.values())
+        """The number of calls of layers that keep the examples apart."""
+        return sum(not isinstance(layout.rows, str) for layout in self.rows.values())
 
 
 def probe(
     module: nn.Module, recorded: Sequence[RecordedModule], args: tuple, kwargs: dict, noted: int | None
 ) -> list[ProbeAnswer]:
-    """How the rows of all recorded layers lie, for each way in which the outputs may count the examples."""
-    with apart(list(module.buffers())):
+    """The layouts of the rows of all recorded layers, for each axis that may count the examples."""
+    with without_trace(list(module.buffers())):
         return RowProbe(module, recorded).ask(args, kwargs, noted)
 
 
@@ -103,51 +103,52 @@ class RowProbe:
         self._random = torch.Generator().manual_seed(0)
 
     def ask(self, args: tuple, kwargs: dict, noted: int | None) -> list[ProbeAnswer]:
-        """How the rows of all recorded layers lie, for each way in which the outputs may count the examples."""
+        """The layouts of the rows of all recorded layers, for each axis that may count the examples."""
         self._state = torch.random.get_rng_state()
         first = self._trial(args, kwargs)
-        ways = _ways([tuple(out.shape) for out in first.outputs], noted)
-        answers = [ProbeAnswer(along, examples, self._rows(first, along, examples)) for along, examples in ways]
+        axes = _candidate_axes([tuple(out.shape) for out in first.outputs], noted)
+        answers = [ProbeAnswer(along, examples, self._rows(first, along, examples)) for along, examples in axes]
         answers = [answer for answer in answers if answer.rows]
         if not answers:
             return self._by_rolling(args, kwargs, noted)
-        for other, _ in self._scrambles(args, kwargs):
-            answers = [_confirmed(answer, self._rows(other, answer.along, answer.examples)) for answer in answers]
+        for trial, _ in self._scrambled_trials(args, kwargs):
+            answers = [_confirmed(answer, self._rows(trial, answer.along, answer.examples)) for answer in answers]
         return [self._with_keys(answer, first, args, kwargs) for answer in answers]
 
     def _trial(self, args: tuple, kwargs: dict, evaluating: bool = False) -> TrialCall:
-        """Run a new shadow, with the same random numbers every time."""
+        """Run a new shadow with the same random numbers every time."""
         torch.random.set_rng_state(self._state)
         shadows = probe_shadow(self._module)
         for shadow in shadows.values() if evaluating else ():
             shadow.training = False
-        pairs = [(shadows[each.module], each) for each in self._recorded if each.module in shadows]
+        pairs = [(shadows[recorded.module], recorded) for recorded in self._recorded if recorded.module in shadows]
         return TrialCall(shadows[self._module], pairs, args, kwargs)
 
     def _rows(self, trial: TrialCall, along: OutputAxis, examples: int) -> dict[CallPlace, RowLayout]:
-        """How the rows of all calls lie that labels reach."""
+        """The layouts of the rows of all calls that labels reach."""
         labels = draw_labels(examples, self._random)
         weights, labelled = [], []
         for out in trial.outputs:
-            which = along.examples(out.shape, examples)
-            weight = None if which is None else torch.randn(out.shape, generator=self._random)
+            example = along.examples(out.shape, examples)
+            weight = None if example is None else torch.randn(out.shape, generator=self._random)
             weights.append(weight)
-            labelled.append(None if weight is None or which is None else weight * labels[which].to(weight))
+            labelled.append(None if weight is None or example is None else weight * labels[example].to(weight))
         if all(weight is None for weight in weights):
             return {}
-        plain, seen = trial.rows(weights), trial.rows(labelled)
-        lies = {}
+        plain, with_labels = trial.rows(weights), trial.rows(labelled)
+        layouts = {}
         for place, (key, error) in plain.items():
-            other = seen[place].error
-            if error is not None and other is not None:
-                rows = rows_by_labels(error, other, labels)
+            labelled_error = with_labels[place].error
+            if error is not None and labelled_error is not None:
+                rows = rows_by_labels(error, labelled_error, labels)
                 if rows is not None:
-                    lies[place] = RowLayout(rows, tuple(key.shape[:-1]) or (1,))
-        return lies
+                    layouts[place] = RowLayout(rows, tuple(key.shape[:-1]) or (1,))
+        return layouts
 
     def _with_keys(self, answer: ProbeAnswer, trial: TrialCall, args: tuple, kwargs: dict) -> ProbeAnswer:
-        """What only the inputs of layers show, as each example takes the place of the next one: rows of several
-        examples whose inputs stay as they are belong to all examples; and rows that no label reached follow.
+        """Add what only the inputs of layers show, when every example moves to the place of the next one. Rows with
+        errors of several examples belong to all examples if their inputs do not change. Rows that no label reached
+        move with their examples.
         """
         before = trial.keys()
         open_places = [place for place in before if place not in answer.rows or answer.rows[place].rows == MIXED]
@@ -166,26 +167,26 @@ class RowProbe:
     # ------------------------------------------------------------------------------------- outputs without examples
 
     def _by_rolling(self, args: tuple, kwargs: dict, noted: int | None) -> list[ProbeAnswer]:
-        """The same from the inputs: each example takes the place of the next one, and rows follow."""
+        """Find the layouts from the inputs: every example moves to the place of the next one, and its rows with it."""
         shapes = [tuple(t.shape) for t in _tensors(args, kwargs)]
-        ways = {
+        axes = {
             (OutputAxis(axis, INPUTS), noted or shape[axis]): None
             for shape in shapes
             for axis in AXES[:2]
             if axis < len(shape) and (shape[axis] == noted or (noted is None and axis == 0))
         }
         answers = []
-        for along, examples in ways:
+        for along, examples in axes:
             if examples < 2:
                 continue
-            answer = ProbeAnswer(along, examples, self._follow(args, kwargs, along, examples))
-            for _, scrambled in self._scrambles(args, kwargs):
-                answer = _confirmed(answer, self._follow(*scrambled, along, examples))
-            if any(lie.rows != SHARED for lie in answer.rows.values()):  # else all examples are the same
+            answer = ProbeAnswer(along, examples, self._rolled_rows(args, kwargs, along, examples))
+            for _, scrambled in self._scrambled_trials(args, kwargs):
+                answer = _confirmed(answer, self._rolled_rows(*scrambled, along, examples))
+            if any(layout.rows != SHARED for layout in answer.rows.values()):  # else all examples are the same
                 answers.append(answer)
         return answers
 
-    def _follow(self, args: tuple, kwargs: dict, along: OutputAxis, examples: int) -> dict[CallPlace, RowLayout]:
+    def _rolled_rows(self, args: tuple, kwargs: dict, along: OutputAxis, examples: int) -> dict[CallPlace, RowLayout]:
         before = self._evaluated(args, kwargs)
         after = self._evaluated(*_roll(args, kwargs, examples, along.axis))
         return {
@@ -197,12 +198,13 @@ class RowProbe:
         }
 
     def _evaluated(self, args: tuple, kwargs: dict) -> dict[CallPlace, list[Tensor]]:
+        """Keys and errors of all calls in evaluation mode, where every output has the weight 1."""
         trial = self._trial(args, kwargs, evaluating=True)
-        seen = trial.rows([torch.ones_like(out) for out in trial.outputs]) if trial.outputs else {}
-        return {place: [key, error] for place, (key, error) in seen.items() if error is not None}
+        rows = trial.rows([torch.ones_like(out) for out in trial.outputs]) if trial.outputs else {}
+        return {place: [key, error] for place, (key, error) in rows.items() if error is not None}
 
-    def _scrambles(self, args: tuple, kwargs: dict) -> Iterator[tuple[TrialCall, tuple[tuple, dict]]]:
-        """Runs on scrambled arguments; some have to fit together, and do not when scrambled."""
+    def _scrambled_trials(self, args: tuple, kwargs: dict) -> Iterator[tuple[TrialCall, tuple[tuple, dict]]]:
+        """Runs on scrambled arguments. Arguments that have to fit together may fail then; such a run is left out."""
         for _ in range(SCRAMBLED):
             scrambled = self._scrambled(args, kwargs)
             try:
@@ -212,7 +214,7 @@ class RowProbe:
             yield trial, scrambled
 
     def _scrambled(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """All entries of each tensor in another order."""
+        """The arguments with the entries of each tensor in random order."""
 
         def scramble(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -223,20 +225,20 @@ class RowProbe:
         return pytree.tree_map(scramble, (args, kwargs))
 
 
-def _ways(shapes: Sequence[Sequence[int]], noted: int | None) -> list[tuple[OutputAxis, int]]:
-    """How outputs of some shapes may count the examples, what is usual first."""
-    ways: dict[tuple[OutputAxis, int], None] = {}
+def _candidate_axes(shapes: Sequence[Sequence[int]], noted: int | None) -> list[tuple[OutputAxis, int]]:
+    """The axes along which outputs of these shapes may count examples, with their number, the usual ones first."""
+    axes: dict[tuple[OutputAxis, int], None] = {}
     for shape in shapes:
         for axis in AXES:
             if axis < len(shape) and (noted == shape[axis] or (noted is None and axis <= max(0, len(shape) - 2))):
-                ways[OutputAxis(axis), shape[axis]] = None
+                axes[OutputAxis(axis), shape[axis]] = None
         if noted and shape and shape[0] > noted and shape[0] % noted == 0:
-            ways |= {(OutputAxis(0, "outer"), noted): None, (OutputAxis(0, "inner"), noted): None}
-    return [(along, examples) for along, examples in ways if examples > 1]
+            axes |= {(OutputAxis(0, "outer"), noted): None, (OutputAxis(0, "inner"), noted): None}
+    return [(along, examples) for along, examples in axes if examples > 1]
 
 
 def _confirmed(answer: ProbeAnswer, again: Mapping[CallPlace, RowLayout]) -> ProbeAnswer:
-    return answer._replace(rows={place: lie.confirmed(again.get(place)) for place, lie in answer.rows.items()})
+    return answer._replace(rows={place: layout.confirmed(again.get(place)) for place, layout in answer.rows.items()})
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
@@ -244,7 +246,7 @@ def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
 
 
 def _roll(args: tuple, kwargs: dict, examples: int, axis: int) -> tuple[tuple, dict]:
-    """Each example in the place of the next one, along the axis that counts examples or the first of their number."""
+    """Move every example to the place of the next one, along ``axis`` or else the first axis of that length."""
 
     def roll(value: Any) -> Any:
         if isinstance(value, Tensor):

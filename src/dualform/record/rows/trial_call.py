@@ -1,4 +1,4 @@
-"""A trial: the shadow of a module runs on the arguments of a call, and shows what its recorded layers see."""
+"""A trial: runs the shadow of a module on the arguments of a call, and captures the rows of its recorded layers."""
 
 import random
 from collections import Counter
@@ -16,28 +16,28 @@ from ..layers import ErrorPoint, ModuleCall
 from ..plan import RecordedModule
 
 CallPlace = tuple[str, int, int]
-"""Which rows: the module, which of its calls, which of the maps that the call went through."""
+"""The place of some rows: the module, the number of its call, the number of the map inside that call."""
 
 
 class TrialRows(NamedTuple):
-    """Inputs and errors of one map in one call, with the leading axes of the call; no errors where none came."""
+    """Inputs and errors of one map in one call, with the leading axes of the call. Without an error none arrived."""
 
     key: Tensor
     error: Tensor | None
 
 
 class TrialCall:
-    """One forward pass of a shadow, and as many backward passes as are asked for."""
+    """One forward pass of a shadow, and any number of backward passes."""
 
     def __init__(
         self, module: nn.Module, recorded: Sequence[tuple[nn.Module, RecordedModule]], args: tuple, kwargs: dict
     ) -> None:
         self._calls: list[tuple[str, ModuleCall, list[Tensor | None]]] = []
-        for shadow, about in recorded:
-            about.kind.attach(shadow, partial(self._see, about.uses[0].info.name))
+        for shadow, original in recorded:
+            original.kind.attach(shadow, partial(self._see, original.uses[0].info.name))
         self._leaves = [p for p in module.parameters() if p.requires_grad]
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
-        outputs = pytree.tree_leaves(_plain(module(*args, **kwargs)))
+        outputs = pytree.tree_leaves(_as_dict(module(*args, **kwargs)))
         self.outputs = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.is_floating_point()]
         self._forward = len(self._calls)
 
@@ -48,7 +48,7 @@ class TrialCall:
             point.node.register_prehook(partial(_arrive, errors, i, point.number))
 
     def rows(self, weights: Sequence[Tensor | None]) -> dict[CallPlace, TrialRows]:
-        """Inputs and errors of all calls, if the loss is the sum of the outputs, each entry with its weight."""
+        """Inputs and errors of all calls, where the loss is the weighted sum of the entries of the outputs."""
         del self._calls[self._forward :]  # activation checkpointing calls its layers again in every backward pass
         for _, _, errors in self._calls:
             errors[:] = [None] * len(errors)
@@ -57,16 +57,16 @@ class TrialCall:
             [out for out, _ in weighted],
             [weight.to(out) for out, weight in weighted],
             retain_graph=True,
-            inputs=self._leaves,  # not what the user's code may reach past the shadow: gradients would be added there
+            inputs=self._leaves,  # gradients must not reach tensors that the user's code takes from outside the shadow
         )
-        seen: dict[CallPlace, TrialRows] = {}
+        rows: dict[CallPlace, TrialRows] = {}
         numbers: Counter[str] = Counter()
         for name, call, errors in self._calls:
-            for i, found in enumerate(call.rows(errors) if any(e is not None for e in errors) else ()):
-                error = None if found.error is None else found.error.reshape(*found.key.shape[:-1], -1)
-                seen[name, numbers[name], i] = TrialRows(found.key, error)
+            for i, (_, key, error) in enumerate(call.rows(errors) if any(e is not None for e in errors) else ()):
+                error = None if error is None else error.reshape(*key.shape[:-1], -1)
+                rows[name, numbers[name], i] = TrialRows(key, error)
             numbers[name] += 1
-        return seen
+        return rows
 
     def keys(self) -> dict[CallPlace, Tensor]:
         """The inputs of all calls of the forward pass."""
@@ -89,16 +89,17 @@ def _detached(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
-def _plain(outputs: Any) -> Any:
-    """Outputs as containers that can be walked through."""
+def _as_dict(outputs: Any) -> Any:
+    """Outputs in a container that pytree traverses: any mapping becomes a dict."""
     return dict(outputs) if isinstance(outputs, Mapping) else outputs
 
 
 @contextmanager
-def apart(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """What runs inside leaves no trace: random numbers, saved tensors, and some buffers if they are reached after all.
+def without_trace(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the state of random numbers afterwards, and these buffers if the code inside changed them.
 
-    Saved tensors have hooks of their own, so that activation checkpointing around the call does not count them.
+    Tensors saved for the backward pass get hooks that do nothing, so that activation checkpointing around the call does
+    not count them.
     """
     state, numbers, versions = random.getstate(), np.random.get_state(), [t._version for t in buffers]
     copies = [t.detach().clone() for t in buffers]

@@ -399,7 +399,7 @@ class ShardBuilder:
     def _call(self, used: UsedSlots) -> CallRow:
         """A call with the visits of its rows, if it is known which."""
         slots = used.slots
-        owners = self.passes.credit.told(slots, used.step)
+        owners = self.passes.credit.owners_or_mark(slots, used.step)
         visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
         return CallRow(

@@ -120,7 +120,7 @@ class SizeReport:
 
     def _rest(self) -> float:
         """What snapshots of the rest take a step: the parameters of it that are trained, as often as it is kept."""
-        trained = [tensor for tensor in self.shelf.rest.tensors.values() if id(tensor) in self.plan.owner]
+        trained = [tensor for tensor in self.shelf.rest.tensors.values() if tensor in self.plan.owners]
         return (_bytes_of(trained) + HEADER_BYTES * len(trained)) / self.shelf.rest.every
 
     def _last_weights(self) -> int:

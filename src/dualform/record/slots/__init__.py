@@ -1,4 +1,4 @@
-"""What slots are made of: the calls of the model, the columns of a batch, and copied inputs and errors."""
+"""The material of slots: the calls of the model, the columns of a batch, and copied inputs and errors."""
 
 from . import slot_buffers
 from .batch_columns import Batch, BatchColumns

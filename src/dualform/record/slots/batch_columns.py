@@ -1,4 +1,4 @@
-"""The columns that the user notes for a batch, and the visits they become."""
+"""The columns that the user notes for a batch, and to which forward passes they belong."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from dualform.errors import NoteError
 
 RESERVED = ("visit", "step", "row")
 COPY = "copy"
-"""The column that tells the blocks of rows of one note apart, where each sends several."""
+"""The column that numbers the blocks of rows of a note, where each note stands for several."""
 
 WHEN = "Call tape.note before the forward pass of each batch, or after it and before its backward pass."
 
@@ -20,36 +20,40 @@ FITS = "a number, a string, or one of these for each example"
 
 
 class Batch:
-    """The examples of one batch: its columns, its size once known, its first visit once a step has used it."""
+    """The examples of one batch: its columns, its size once it is known, its first visit once a step has used it."""
 
     def __init__(self, follows: "Batch | None" = None) -> None:
         self.columns: dict[str, Any] = {}
         self.size: int | None = None
         self.visit = -1
         self.follows = follows
-        """The noted batch that these forward passes belong to, unless a note before their backward pass says else."""
+        """The noted batch that these forward passes belong to, unless another note comes before their backward pass."""
         self.forwards = 0
         self.called = False
         """Whether the model was called, with gradients."""
         self.calls_by_then = 0
-        """The user's calls, of any kind, when its rows came to a gradient."""
+        """How many calls of any kind the user had made when its rows arrived."""
         self.interruptions = 0
         """How often the user had interrupted the loop when it was noted."""
         self.forwards_first = 0
         """The forward passes before its first note."""
         self.arrived = False
+        """Whether a backward pass has reached its rows."""
         self.joined = False
+        """Whether its forward passes turned out to belong to the batch that it follows."""
         self.done = False
+        """Whether a step has used it."""
         self.instead = False
-        """Whether it may be left out, as trainers leave out batches."""
+        """Whether no forward pass need follow its note, since trainers may leave out batches."""
         self.calls: Counter[str] = Counter()
+        """How many calls of each module belong to it."""
         self.calls_before: Counter[str] = Counter()
-        """The calls of the batch that it turned out to belong to."""
+        """The calls of the batch that it turned out to belong to, before it was joined."""
 
     def number(self, first: int, step: int, row: int = 0, copies: int = 1) -> Mapping[str, Any]:
-        """Give the examples their visit numbers: the lines of the table, single values not yet repeated.
+        """Number the visits of the examples, from ``first``; returns their columns, single values not yet repeated.
 
-        ``row`` is the place of the first one in the batch, where several processes have a part of it.
+        ``row`` is the position of the first example in the batch, where several processes have a part of it.
         """
         assert self.size is not None
         self.visit = first
@@ -59,11 +63,11 @@ class Batch:
 
 
 class BatchColumns:
-    """Which batch the loop is in. A batch ends with the next note of a column it already has, or with its step.
+    """Keeps track of the batch that the loop is in. A batch ends with the next note of the same column, or its step.
 
     Notes may come before the forward pass or after it. A forward pass after the backward pass of a noted batch, or
-    after a note that came late, may be another one of that batch or the first of the next: that is known when its
-    note comes, or its backward pass without one.
+    after a late note, may be a further one of that batch or the first of the next batch: the next note decides, or the
+    next backward pass if there is no note before it.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class BatchColumns:
 
     def note(self, columns: Mapping[str, Any], instead: bool = False) -> None:
         """Attach columns to the batch that comes next, or to the one whose forward pass has just run."""
-        batch = self._noted(columns)
+        batch = self._batch_of_note(columns)
         size, values = batch.size, {}
         for name, value in columns.items():
             values[name] = self._column(name, value)
@@ -86,7 +90,7 @@ class BatchColumns:
                 if size is not None and length * self.copies != size:
                     raise NoteError(
                         f"column '{name}' has {length} values, but the batch has {size // self.copies} examples; give "
-                        "one value an example, or a single value for all."
+                        "one value per example, or a single value for all."
                     )
                 size = length * self.copies
         if not batch.columns:
@@ -95,15 +99,15 @@ class BatchColumns:
         batch.size, batch.instead, batch.interruptions = size, instead, self._interruptions()
         self.batch = batch
 
-    def _noted(self, columns: Mapping[str, Any]) -> Batch:
-        """The batch that a note is for."""
+    def _batch_of_note(self, columns: Mapping[str, Any]) -> Batch:
+        """The batch that a note belongs to."""
         batch, before = self.batch, self.batch.follows
         if before is not None:
             if before.arrived or any(name in before.columns for name in columns):
-                return self._on_its_own(batch, before)
-            return self._joined(batch, before)
-        again = any(name in batch.columns for name in columns)
-        if batch.done or (batch.arrived and not batch.columns) or again:
+                return self._separate(batch, before)
+            return self._join(batch, before)
+        repeats = any(name in batch.columns for name in columns)
+        if batch.done or (batch.arrived and not batch.columns) or repeats:
             self._require_forward(batch)
             return Batch()
         if batch.arrived:
@@ -114,16 +118,16 @@ class BatchColumns:
         return batch
 
     def _require_forward(self, batch: Batch) -> None:
-        """A note is lost if another one follows before any forward pass."""
+        """Raise an error if a note is lost because another one follows before any forward pass."""
         used = batch.forwards or batch.called or batch.arrived or batch.instead
         if batch.columns and not used and batch.interruptions == self._interruptions():
             raise NoteError(
                 f"the columns {sorted(batch.columns)} were noted for a batch that no recorded layer has seen: the next "
-                f"note, or the end, came before its forward pass. {WHEN}"
+                f"note, or the end of the recording, came before its forward pass. {WHEN}"
             )
 
-    def _on_its_own(self, batch: Batch, before: Batch) -> Batch:
-        """Forward passes turn out to be those of a new batch."""
+    def _separate(self, batch: Batch, before: Batch) -> Batch:
+        """Some forward passes turn out to belong to a new batch."""
         if not before.arrived and batch.forwards != before.forwards_first:
             raise NoteError(
                 f"{batch.forwards} forward passes came between two notes of {sorted(before.columns)}, and "
@@ -134,8 +138,8 @@ class BatchColumns:
         return batch
 
     @staticmethod
-    def _joined(batch: Batch, before: Batch) -> Batch:
-        """Forward passes turn out to be more of those of a batch."""
+    def _join(batch: Batch, before: Batch) -> Batch:
+        """Some forward passes turn out to belong to the batch before; returns that batch."""
         batch.joined = True
         batch.calls_before = before.calls.copy()
         before.calls.update(batch.calls)
@@ -143,14 +147,14 @@ class BatchColumns:
         return before
 
     def begin_call(self, gradients: bool, by_user: bool) -> None:
-        """A module is called, with or without gradients, by the user or again inside a backward pass; whether a
-        recorded layer learns from it is not known yet.
+        """A module is called, with or without gradients, by the user or again inside a backward pass. Whether it runs a
+        recorded layer is not known yet.
         """
         self.batch.called = self.batch.called or gradients
         self._calls += by_user
 
     def begin_forward(self) -> None:
-        """The user's call of a module begins, and a backward pass may follow."""
+        """The first recorded layer runs in a call by the user, and a backward pass may follow."""
         batch = self.batch
         if batch.done or (batch.arrived and not batch.columns):
             self.batch = Batch()
@@ -159,30 +163,30 @@ class BatchColumns:
         self.batch.forwards += 1
 
     def begin_again(self) -> None:
-        """A forward pass runs inside a backward pass, and may have left no trace before: then it is that of a new batch
-        if the user has called anything since the last one arrived.
+        """A forward pass runs inside a backward pass. If it has not been seen before, it belongs to a new batch,
+        provided that the user has called something since the last batch arrived.
         """
         batch = self.batch
         if batch.done or (batch.arrived and not batch.columns and batch.calls_by_then != self._calls):
             self.batch = Batch()
 
     def arrived(self, batch: Batch) -> Batch:
-        """Rows of a forward pass come to a gradient: the batch that they belong to, from now on for good."""
+        """A backward pass reaches rows of a batch: returns the batch that they belong to, which is final now."""
         before = batch.follows
         if before is not None:
-            whole = before if batch.joined else self._joined(batch, before)
+            joined = before if batch.joined else self._join(batch, before)
             if self.batch is batch:
                 self.batch = before
-            batch = whole
+            batch = joined
         batch.arrived, batch.calls_by_then = True, self._calls
         return batch
 
     def close(self) -> None:
-        """Recording ends."""
+        """Recording ends: raise an error if the last note was lost."""
         self._require_forward(self.batch)
 
     def check(self, batch: Batch) -> None:
-        """Every batch of a recording has the same columns."""
+        """Raise an error unless a batch has the columns of the batches before it."""
         copy = {} if self.copies == 1 else {COPY: "int64"}
         if self.types is None:
             self.types = {name: _kind(value) for name, value in batch.columns.items()} | copy
@@ -199,7 +203,7 @@ class BatchColumns:
                 f"a column cannot be called '{name}': dualform writes that one itself. Choose another name."
             )
         try:
-            value = _plain(value)
+            value = _scalar_or_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise NoteError(f"column '{name}' must be {FITS}; got a {type(value).__name__} ({error}).") from error
         kind = _kind(value)
@@ -215,14 +219,14 @@ class BatchColumns:
         return value
 
 
-def _plain(value: Any) -> Any:
-    """A single value, or an array of values."""
+def _scalar_or_array(value: Any) -> Any:
+    """Convert a value to a Python scalar or a numpy array."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, str | bool | int | float):
         return value
-    value = np.array(value)  # a copy: loaders use their buffers again
+    value = np.array(value)  # a copy, since loaders reuse their buffers
     return value.item() if value.ndim == 0 else value
 
 

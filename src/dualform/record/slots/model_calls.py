@@ -1,7 +1,7 @@
 """The calls that the user makes: of the whole model, or of modules inside it where the loop calls these directly.
 
-At first all modules are watched. After the first backward pass it is known which of them the user calls, and only these
-are watched.
+At first all modules have hooks. After the first backward pass it is known which modules the user calls, and only these
+keep their hooks.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ class ModelCall:
 
 
 class ModelCalls:
-    """Watches the outermost calls. ``began`` is told of each: whether with gradients, and whether by the user or again
-    inside a backward pass; ``ended`` of each that recorded layers took part in, with its arguments.
+    """Watches the outermost calls. ``began(gradients, by_user)`` is called at the beginning of each; ``by_user`` is
+    False inside a backward pass. ``ended`` is called with the arguments of each call in which a recorded layer ran.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ModelCalls:
         self._interrupted = 0
         self.current: ModelCall | None = None
         self.last: ModelCall | None = None
-        """The last one that is over."""
+        """The last call that is over."""
         self._depth = 0
         self._called: set[str] = {""}
         self._without_gradients: set[str] = set()
-        """Called without gradients: in an evaluation, or where activation checkpointing will call it again."""
+        """Modules called without gradients: in an evaluation, or before activation checkpointing calls them again."""
         self._handles: dict[str, list[Any]] = {}
         self._settled = False
 
@@ -61,19 +61,19 @@ class ModelCalls:
         return self
 
     def remove(self) -> None:
-        """Watch nothing any more."""
+        """Remove all hooks."""
         for path in list(self._handles):
             self._unhook(path)
 
     def settle(self) -> None:
-        """A backward pass is over: watch only what the user has called so far."""
+        """A backward pass is over: watch only the modules that the user has called so far."""
         if not self._settled and not self._depth:
             self._settled = True
             for path in [path for path in self._handles if path not in self._called]:
                 self._unhook(path)
 
     def break_off(self) -> None:
-        """No call is under way any more: an interrupt ends one without a word."""
+        """Assume that no call is under way: an interrupt may end one without running its hooks."""
         self._depth, self.current = 0, None
 
     def _unhook(self, path: str) -> None:
@@ -81,17 +81,17 @@ class ModelCalls:
             handle.remove()
 
     def number(self, name: str) -> int | None:
-        """Which call of a module this is inside the user's; None where it is inside no call that is watched."""
-        entry = self.current
-        if entry is None:
-            self.hook()  # a module is called that was not called before: find out which
+        """The number of this call of a module inside the user's call; None where no watched call is under way."""
+        call = self.current
+        if call is None:
+            self.hook()  # the user calls a module for the first time: find out which one
             return None
-        number = entry.calls[name]
-        entry.calls[name] = number + 1
+        number = call.calls[name]
+        call.calls[name] = number + 1
         return number
 
     def _is_again(self, path: str) -> bool:
-        """Whether a call repeats one that was seen: activation checkpointing inside a backward pass."""
+        """Whether a call repeats an earlier one: activation checkpointing inside a backward pass."""
         return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
 
     @uncompiled
@@ -115,17 +115,17 @@ class ModelCalls:
         self._depth -= 1
         if self._depth:
             return
-        entry, self.current = self.current, None
-        if entry is not None and entry.calls:
-            self.last = entry
+        call, self.current = self.current, None
+        if call is not None and call.calls:
+            self.last = call
             self._called.add(path)
-            entry.outputs = shapes_of((output,), {})
+            call.outputs = shapes_of((output,), {})
             if output is not None:
-                self._ended(entry, module, args, kwargs)
+                self._ended(call, module, args, kwargs)
 
 
 def shapes_of(args: tuple, kwargs: Mapping[str, Any]) -> Shapes:
-    """The shapes of all tensors."""
+    """The shapes of all tensors among the arguments of a call, in nested containers too."""
     shapes: list[tuple[int, ...]] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):

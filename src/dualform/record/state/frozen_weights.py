@@ -23,7 +23,7 @@ def fingerprints_of_frozen(plan: RecordingPlan) -> dict[str, str]:
     frozen = {
         name: tensor
         for name, tensor in plan.rest.items()
-        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and id(tensor) not in plan.owner
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor not in plan.owners
     }
     if sum(map(_bytes_of, frozen.values())) <= ALL_SMALL:
         return {}

@@ -98,7 +98,7 @@ class BackwardHooks:
         handles = []
         for recorded in self.plan.modules:
             held = [
-                [(one.table, one.own, self.followers[one.name]) for one in use.held if one.name in self.followers]
+                [(p.table, p.own, self.followers[p.name]) for p in use.parameters if p.name in self.followers]
                 for use in recorded.uses
             ]
             self._places += held
@@ -218,7 +218,7 @@ class BackwardHooks:
         self.backwards += bool(added)
         self.entries.settle()
         for follower in added:
-            follower.end(under_way.opened[follower], waits=id(follower.parameter) not in self.plan.owner)
+            follower.end(under_way.opened[follower], waits=follower.parameter not in self.plan.owners)
 
     def _take(
         self, forward: ForwardCall, place: int, found: MapRows, users: Sequence[tuple[GradientFollower, OpenPass]]
@@ -233,7 +233,7 @@ class BackwardHooks:
         slots.entry, slots.order, slots.place = forward.entry, forward.order, (forward.uses[0].info.name, place)
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
-        self.credit.of(slots)
+        self.credit.owners_of(slots)
         rooms: list[RowTarget] = []
         if layer.in_ledger:
             slots.end = len(key)

@@ -169,7 +169,7 @@ class LiveLedger:
         values = batch.columns[self.by]
         if not isinstance(values, np.ndarray):
             return np.full(rows, self._group(values))
-        owners = self.credit.told(slots, self.credit.marks.step + 1)
+        owners = self.credit.owners_or_mark(slots, self.credit.marks.step + 1)
         if owners is None:
             return np.full(rows, self._group(None))
         names, which = np.unique(values, return_inverse=True)
