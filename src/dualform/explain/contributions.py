@@ -25,8 +25,8 @@ from dualform.types import LayerInfo
 
 from .answers import Groups
 from .groups import GroupAndPosition, GroupOfSlot, group_slots
-from .ledger import LARGEST
 from .query import LayerQuestion, apply
+from .weights import LARGEST, is_preconditioned, is_shared
 
 A_GROUP = 4e6
 """Products that would take as long as what each group of a ledger costs besides."""
@@ -105,16 +105,6 @@ def prefers_parameter_sums(store: Store, info: LayerInfo, queries: int, groups: 
     slots = store.slots(info.name)
     by_ledger = slots * weights + A_GROUP * len(groups.names)
     return by_ledger < slots * queries * (info.key_size + info.d_out)
-
-
-def is_shared(store: Store, info: LayerInfo) -> bool:
-    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
-    return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
-
-
-def is_preconditioned(store: Store, info: LayerInfo) -> bool:
-    """Whether a preconditioned rule explains the weights of a layer."""
-    return any(store.is_preconditioned(name) for name in info.weights)
 
 
 def sums_of_weights(

@@ -18,15 +18,24 @@ from dualform.rules import Rule
 from dualform.store import Store, outside_inference_mode
 from dualform.types import Mark
 
-from .certificate import Certificate
 from .filters import Filter, matching, named
-from .ledger import Ledger, first_names, make_ledger
 from .linear_functional import LinearFunctional
-from .model_identity import check_samples, foreign_frozen, is_network_of
 from .query import Target, run_model, shadow_of
 from .spotlight import Spotlight
-from .visit_norms import visit_sizes
-from .weights import explained, kept_network, network, one_parameter
+from .weights import (
+    Certificate,
+    Ledger,
+    check_samples,
+    explained,
+    first_names,
+    foreign_frozen,
+    is_network_of,
+    kept_network,
+    make_ledger,
+    network,
+    one_parameter,
+    visit_sizes,
+)
 
 
 def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memory":

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from dualform.errors import QueryError
 
-from .contributions import is_preconditioned
 from .query import examples_first, logits_of
+from .weights import is_preconditioned
 
 if TYPE_CHECKING:
     from .spotlight import Spotlight

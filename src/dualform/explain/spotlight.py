@@ -27,11 +27,12 @@ from dualform.store import assemble_matrix
 from dualform.types import LayerInfo, Order, Score
 
 from .answers import Groups, Hits, Timeline
-from .contributions import group_parts, is_preconditioned, is_shared, output_parts, without_scan
+from .contributions import group_parts, output_parts, without_scan
 from .groups import Stretches, group_slots
 from .hits import hits_of
 from .notebook import spotlight_html
 from .query import Capture, LayerQuestion, Target, apply, capture, first_axis, target_key
+from .weights import is_preconditioned, is_shared
 
 if TYPE_CHECKING:
     from .memory import Memory

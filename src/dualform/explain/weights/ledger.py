@@ -14,8 +14,8 @@ from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.store import Store
 
-from .groups import GroupOfSlot, given_groups, groups_of
-from .weights import LedgerParts, explained, split_by
+from ..groups import GroupOfSlot, given_groups, groups_of
+from .network import LedgerParts, explained, split_by
 
 LARGEST = 4 << 30
 """Bytes that a ledger may take."""

@@ -12,12 +12,22 @@ from torch import Tensor
 from dualform.engine import ParameterSplit, StoreView, explained_layers, split_by_group
 from dualform.progress import Progress, bar
 from dualform.store import Store
-from dualform.types import ParameterInfo
+from dualform.types import LayerInfo, ParameterInfo
 
 
 def explained(store: Store) -> list[str]:
     """The parameters that slots or a ledger rebuild."""
     return [p.name for p in store.manifest.parameters if p.kind != "rest"]
+
+
+def is_shared(store: Store, info: LayerInfo) -> bool:
+    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
+    return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
+
+
+def is_preconditioned(store: Store, info: LayerInfo) -> bool:
+    """Whether a preconditioned rule explains the weights of a layer."""
+    return any(store.is_preconditioned(name) for name in info.weights)
 
 
 def split_by(

@@ -23,7 +23,7 @@ from dualform.record import hexadecimal
 from dualform.store import Store, entry_samples_at, sampled_entries
 from dualform.types import LayerInfo
 
-from .weights import one_parameter
+from .network import one_parameter
 
 
 def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
