@@ -1,12 +1,14 @@
 """Weights to answers: the user's ``Memory``, and what it says."""
 
 from .answers import Groups, Hit, Hits, Timeline
+from .attribution import ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory
-from .spotlight import ScanAnswers, Spotlight
-from .weights import Certificate, Ledger, is_preconditioned
+from .query import is_preconditioned
+from .spotlight import Spotlight
+from .weights import Certificate, Ledger
 
 __all__ = [
     "Certificate",

@@ -17,13 +17,15 @@ from dualform.store import Block, Store
 class GroupOfSlot:
     """The group of each slot, through its visit. The last entry is for visits that are not known."""
 
+    column: str
+    """The column whose values they are; empty if all slots are one group."""
     names: tuple[Any, ...]
     of_visit: Int[np.ndarray, " V1"]
 
     @classmethod
-    def of_visits(cls, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOfSlot":
+    def of_visits(cls, column: str, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOfSlot":
         """Groups by the number that each visit has; unknown visits are in the last group."""
-        return cls(names, np.append(ids, len(names) - 1))
+        return cls(column, names, np.append(ids, len(names) - 1))
 
     def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
         """The groups of the slots of a block."""
@@ -42,7 +44,7 @@ class GroupAndPosition(GroupOfSlot):
         groups, calls = group_slots(store, [layer], column), store.calls(layer)
         positions = int((calls.rows // calls.batch).max(initial=1))
         names = tuple((name, position) for name in groups.names for position in range(positions))
-        return cls(names, groups.of_visit, positions)
+        return cls(column, names, groups.of_visit, positions)
 
     def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
         """The places of the slots of a block."""
@@ -72,11 +74,11 @@ def stretch_edges(steps: int, stretches: int) -> Int[np.ndarray, " s1"]:
 def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOfSlot:
     """The groups of a column (None: all in one). Slots of these layers whose value is not known are a group None."""
     if column is None:
-        return GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64))
+        return GroupOfSlot("", ("all",), np.zeros(len(store.visits) + 1, np.int64))
     names, ids = groups_of(store, column)
     if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers if store.slots(layer)):
         names = (*names, None)
-    return GroupOfSlot.of_visits(names, ids)
+    return GroupOfSlot.of_visits(column, names, ids)
 
 
 def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

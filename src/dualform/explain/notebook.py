@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from dualform.errors import QueryError
 
-from .query import examples_first, logits_of
-from .weights import is_preconditioned
+from .query import examples_first, is_preconditioned, logits_of
 
 if TYPE_CHECKING:
     from .spotlight import Spotlight

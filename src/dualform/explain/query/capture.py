@@ -33,8 +33,8 @@ class MapCalls:
     inputs: Sequence[Tensor]
     directions: Sequence[Tensor]
     outputs: Sequence[Tensor]
-    shapes: Sequence[Callable[[Tensor], Tensor]]
-    axis: int
+    shapes: Sequence[Callable[[Tensor], Tensor]] = ()
+    axis: int = 0
     """Which axis of them counts examples."""
 
 
@@ -45,7 +45,8 @@ class Capture:
     output: Any
     target: str
     examples: int
-    seen: Mapping[str, MapCalls]
+    calls: Mapping[str, MapCalls]
+    """What the recorded layers saw, by the names of their uses."""
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:

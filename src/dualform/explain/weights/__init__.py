@@ -5,7 +5,6 @@ from .ledger import LARGEST, Ledger, first_names, make_ledger
 from .model_identity import check_samples, foreign_frozen, is_network_of
 from .network import (
     explained,
-    is_preconditioned,
     is_shared,
     kept_network,
     network,
@@ -24,7 +23,6 @@ __all__ = [
     "first_names",
     "foreign_frozen",
     "is_network_of",
-    "is_preconditioned",
     "is_shared",
     "kept_network",
     "make_ledger",

@@ -58,7 +58,7 @@ def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], prog
             "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "
             "part of them belongs to a group. Record with keep='slots' and an optimiser that has a rule."
         )
-    groups = GroupOfSlot.of_visits((*names, None), ids)
+    groups = GroupOfSlot.of_visits(column, (*names, None), ids)
     size = 8 * len(groups.names) * sum(math.prod(store.parameters[name].shape) for name in explained(store))
     if size > LARGEST:
         raise QueryError(

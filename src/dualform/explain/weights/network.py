@@ -25,11 +25,6 @@ def is_shared(store: Store, info: LayerInfo) -> bool:
     return any(other is not info and set(other.weights) & set(info.weights) for other in store.manifest.layers)
 
 
-def is_preconditioned(store: Store, info: LayerInfo) -> bool:
-    """Whether a preconditioned rule explains the weights of a layer."""
-    return any(store.is_preconditioned(name) for name in info.weights)
-
-
 def split_by(
     store: Store, view: StoreView, names: Sequence[str], progress: Progress, **options: Any
 ) -> dict[str, ParameterSplit]:

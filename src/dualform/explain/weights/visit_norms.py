@@ -13,7 +13,7 @@ from dualform.errors import QueryError
 from dualform.progress import OnProgress
 from dualform.store import Store, split_by_parameter
 
-from .network import is_preconditioned
+from ..query import is_preconditioned
 
 
 def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | None = None) -> Float[Tensor, " V"]:
