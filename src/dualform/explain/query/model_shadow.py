@@ -2,11 +2,13 @@
 
 Every module is copied shallowly, without its ``__init__``: same class, own attributes, own tables of parameters,
 buffers, children and hooks. What is shared stays shared (modules, tied parameters), and whatever refers to a module of
-the model refers to the copy of it (:mod:`.references`). Parameters are leaves of their own on the memory of the
+the model refers to the copy of it (:mod:`.object_references`). Parameters are leaves of their own on the memory of the
 model's, or hold the weights that are given; buffers and other tensors are copies, since forward passes write into them.
 All modules are in evaluation mode, by their flag alone: ``train()`` may be overridden and merge weights, as in loralib.
 
-One question, one shadow: several threads can ask one model, also while it is trained.
+Each question makes a shadow of its own, so that several threads can ask one model, also while it is trained. The shadow
+in which the recorder tries out a model is a cheaper and stricter one: ``dualform.record.hooks.probe_shadow`` lists the
+differences.
 """
 
 import copy
@@ -17,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
+from dualform.record.hooks import is_own_hook
 
-from .object_references import References, is_recording_hook
+from .object_references import References
 
 READS_ONLY = frozenset(("torch", "transformers", "timm", "peft", "dualform"))
 """Packages whose layers do not write into their parameters when they are evaluated: these need no copy of them."""
@@ -122,7 +125,7 @@ class _Builder(References):
         if name.endswith("_hooks") and isinstance(value, dict):
             table = self.remember(value, copy.copy(value))
             table.clear()
-            table.update({key: self.own(hook) for key, hook in list(value.items()) if not is_recording_hook(hook)})
+            table.update({key: self.own(hook) for key, hook in list(value.items()) if not is_own_hook(hook)})
             return table
         return self.own(value)
 

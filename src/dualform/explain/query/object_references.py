@@ -204,11 +204,3 @@ def _is_filled(cell: CellType) -> bool:
 
 def _is_opaque(value: Any) -> bool:
     return not isinstance(value, RemovableHandle) and type(value).__module__.partition(".")[0] in OPAQUE
-
-
-def is_recording_hook(hook: Any) -> bool:
-    """Whether a hook is one of a recording: a question is not to be recorded."""
-    while isinstance(hook, partial | MethodType):
-        hook = hook.func if isinstance(hook, partial) else hook.__func__
-    module = hook.__module__ if isinstance(hook, FunctionType) else type(hook).__module__
-    return module.startswith("dualform.record")
