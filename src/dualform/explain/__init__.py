@@ -1,4 +1,4 @@
-"""Weights to answers: the user's ``Memory``, and what it says."""
+"""From recorded slots to answers: the user's ``Memory``, its questions and its weights."""
 
 from .answers import Groups, Hit, Hits, Timeline
 from .attribution import ScanAnswers

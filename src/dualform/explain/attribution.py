@@ -40,7 +40,7 @@ class ScanAnswers:
 class Attribution:
     """A number that a memory explains by the training that its layers recall. Each question is one scan.
 
-    What the number is and which queries it sends to a layer is up to the subclasses.
+    Subclasses say what the number is and which queries it sends to a layer.
     """
 
     memory: "Memory"

@@ -1,4 +1,4 @@
-"""From the best slots of a scan to hits: their weights and contributions, steps, positions and columns."""
+"""Hits from the best slots of a scan: their weights, contributions, steps, positions and columns."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,9 @@ from .query import Question, is_preconditioned
 
 def hits_of(question: Question, best: TopSlots) -> Hits:
     """The best slots of each query, with their weights, contributions and the columns of their visits."""
-    calls, found = question.store.calls(question.info.name), best.slot.numpy()
-    n = len(found)
-    slots = found[:, (found >= 0).all(0)]
+    calls, best_slots = question.store.calls(question.info.name), best.slot.numpy()
+    n = len(best_slots)
+    slots = best_slots[:, (best_slots >= 0).all(0)]
     flat = slots.reshape(-1)
     weight, contribution = weigh_slots(question, slots)
     if question.score == "contribution":
@@ -26,8 +26,8 @@ def hits_of(question: Question, best: TopSlots) -> Hits:
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = visit_columns(question.store, visits)
     return Hits(
-        question.module.name, question.score, question.target, _shaped(slots, n),
-        _shaped(calls.step[calls.of(flat)], n), _shaped(calls.positions_of(flat), n), _shaped(visits, n), weight,
+        question.module.name, question.score, question.target, _by_query(slots, n),
+        _by_query(calls.step[calls.of(flat)], n), _by_query(calls.positions_of(flat), n), _by_query(visits, n), weight,
         contribution, columns,
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ def visit_columns(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
 
 
 def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-    """Weight and contribution of a few slots, read one by one; the contribution is NaN where none is known."""
+    """Weight and contribution of a few slots that are read one by one; the contribution is NaN if it is not known."""
     store, info, queries = question.store, question.info, question.queries
     n, k = slots.shape
     flat = slots.reshape(-1)
@@ -66,12 +66,12 @@ def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Floa
         of_step = coefficients(store, piece.parameter, question.view.horizon).of_step
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
         for a, e in split_by_parameter(info):
-            some = slice(a.start + piece.begin, a.start + piece.end)
-            alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., some], keys[..., some])
+            inputs = slice(a.start + piece.begin, a.start + piece.end)
+            alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., inputs], keys[..., inputs])
             pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
             total += (alpha * pull).sum(1) * value
     return weight.sum(1), total
 
 
-def _shaped(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:
+def _by_query(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(n, -1)

@@ -2,8 +2,8 @@ r"""A number that is linear in the weights of one layer, and what training put i
 
 .. math:: \langle W, A\rangle = \sum_r \langle u_r, W v_r\rangle,\qquad A = \sum_r u_r v_r^\top
 
-so its contributions can be asked for as those of any output, with rows v and directions u. Each of them comes a second
-time with the opposite sign, which takes the bias out; a row of zeros with the direction a puts ⟨b, a⟩ back in.
+so its contributions are those of an output with rows v and directions u. Each pair appears a second time with the
+opposite signs, which cancels the bias; a row of zeros with the direction a adds ⟨b, a⟩.
 """
 
 from html import escape
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LinearFunctional(Attribution):
-    """A spotlight on ⟨W, A⟩ + ⟨b, a⟩ of one layer, instead of on some inputs: what is each part of that number?"""
+    """A spotlight on ⟨W, A⟩ + ⟨b, a⟩ of one layer, instead of on some inputs. It needs no model."""
 
     def __init__(
         self, memory: "Memory", layer: str | int, A: Float[Tensor, "o i"], a: Float[Tensor, " p"] | None = None
@@ -33,7 +33,9 @@ class LinearFunctional(Attribution):
         info, module = memory.store.layer(layer)
         _require_fit(info, module.name, A, a)
         if a is not None and not module.biases:
-            raise QueryError(f"layer '{module.name}' has no bias that a={tuple(a.shape)} could be of.")
+            raise QueryError(
+                f"layer '{module.name}' has no bias, so a{tuple(a.shape)} has nothing to multiply. Leave a out."
+            )
         U, S, V = torch.linalg.svd(A.detach().cpu().double(), full_matrices=False)
         kept = S[0] * 1e-15 * max(A.shape) < S
         u, v = (U * S).mT[kept] / 2, V[kept]
@@ -56,11 +58,11 @@ class LinearFunctional(Attribution):
         return f"<b>Spotlight</b> on ⟨W, A⟩ = {self.total:.4g} of {escape(self.layer)}: step {self.memory.step:,}"
 
     def ask(self, layer: str | int | None = None, **questions: Any) -> Any:
-        """As of any spotlight; the layer is known."""
+        """Several questions in one pass, as for any spotlight; the layer need not be named."""
         if layer is not None and self.memory.store.layer(layer)[1].name != self.layer:
             raise QueryError(f"this spotlight is on layer '{self.layer}', not on '{layer}'.")
         if questions.get("score", "contribution") != "contribution":
-            raise QueryError("⟨W, A⟩ has contributions only: it is no input whose weights α could be asked for.")
+            raise QueryError("⟨W, A⟩ has contributions only: without an input there are no weights α.")
         return super().ask(self.layer, **questions)
 
     def _question(
@@ -75,9 +77,10 @@ class LinearFunctional(Attribution):
 def _require_fit(info: LayerInfo, layer: str, A: Tensor, a: Tensor | None) -> None:
     shape = (info.d_out, info.d_in)
     if info.indexed or info.parts != 1 or tuple(A.shape) != shape or (a is not None and tuple(a.shape) != shape[:1]):
-        what = "its weights are not one matrix" if info.indexed or info.parts != 1 else f"its weights are {shape}"
+        reason = "its weights are not one matrix" if info.indexed or info.parts != 1 else f"its weights are {shape}"
         raise QueryError(
-            f"A{tuple(A.shape)}{'' if a is None else f' with a{tuple(a.shape)}'} does not fit layer '{layer}': {what}."
+            f"A{tuple(A.shape)}{'' if a is None else f' with a{tuple(a.shape)}'} does not fit layer '{layer}': "
+            f"{reason}."
         )
     if not bool(A.isfinite().all()) or (a is not None and not bool(a.isfinite().all())):
         raise QueryError("A and a must hold no NaN or infinity.")

@@ -41,7 +41,7 @@ class Spotlight(Attribution):
         self._captures: dict[Hashable, Capture] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is asked, without the passes that were run: another process runs its own."""
+        """The state without the passes that were run: another process runs its own."""
         return {**{name: value for name, value in vars(self).items() if name != "_own_capture"}, "_captures": {}}
 
     def _repr_html_(self) -> str:
@@ -50,22 +50,22 @@ class Spotlight(Attribution):
 
     @property
     def prediction(self) -> Any:
-        """What the network itself answers."""
+        """The output of the network for the inputs."""
         return self._own_capture.output
 
     @property
     def examples(self) -> int:
-        """How many examples the inputs hold."""
+        """The number of examples that the inputs hold."""
         return self._own_capture.examples
 
     def output(self, layer: str | int, *, progress: Progress = True) -> Tensor:
-        """The output of a layer, from its first weights and its slots alone; in the shape the layer gives."""
+        """The output of a layer, computed from its first weights and its slots alone, in the layer's own shape."""
         store, view = self.memory.store, self.memory.view
         info, module = store.layer(layer)
-        seen = self._own_capture.calls[module.name]
-        if not seen.inputs:
+        calls = self._own_capture.calls[module.name]
+        if not calls.inputs:
             raise QueryError(f"layer '{layer}' was not used in this forward pass.")
-        rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen.inputs]).cpu()
+        rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in calls.inputs]).cpu()
         with bar(f"dual output of {layer}", store.slots(info.name), progress) as watch:
             if is_preconditioned(store, info) or is_shared(store, info) or info.in_ledger:
                 parts = split_by_group(store, view, info.weights, watch=watch)
@@ -77,25 +77,24 @@ class Spotlight(Attribution):
                 out += apply(info, assemble_matrix(info, start), rows)
         for bias in module.biases:
             out += self.memory.parameter(bias)
-        parts = out.to(seen.outputs[0].dtype).split([z.shape[:-1].numel() for z in seen.outputs])
-        outs = [shape(part) for part, shape in zip(parts, seen.shapes, strict=True)]
+        parts = out.to(calls.outputs[0].dtype).split([z.shape[:-1].numel() for z in calls.outputs])
+        outs = [shape(part) for part, shape in zip(parts, calls.shapes, strict=True)]
         if len(outs) == 1:
             return outs[0]
-        return torch.stack(outs) if len({each.shape for each in outs}) == 1 else torch.cat(parts)
+        return torch.stack(outs) if len({tensor.shape for tensor in outs}) == 1 else torch.cat(parts)
 
     # ------------------------------------------------------------------------------------------- passes
 
     def _question(
         self, info: LayerInfo, module: ModuleInfo, score: Score, position: int | None, target: Target
     ) -> Question:
-        passed = self._capture(target)
-        calls = passed.calls[module.name]
-        store, view = self.memory.store, self.memory.view
-        return Question(store, view, info, module, passed.target, passed.examples, calls, score, position)
+        store, view, shown = self.memory.store, self.memory.view, self._capture(target)
+        calls = shown.calls[module.name]
+        return Question(store, view, info, module, shown.target, shown.examples, calls, score, position)
 
     @cached_property
     def _own_capture(self) -> Capture:
-        """The pass under the spotlight's own target."""
+        """The pass for the spotlight's own target."""
         return self._run(self._target)
 
     def _capture(self, target: Target) -> Capture:

@@ -1,4 +1,4 @@
-"""From inputs to a question: a forward pass, a target, and what each layer is asked."""
+"""From inputs to a question: a forward pass, a target, and the queries of each layer."""
 
 from .capture import Capture, MapCalls, apply, capture, run_model
 from .example_axis import first_axis

@@ -12,7 +12,7 @@ from .model_shadow import PassThrough
 
 
 def arguments_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a model.
+    """The positional and keyword arguments that inputs stand for.
 
     A mapping holds keyword arguments if the forward pass takes these names, else it is itself the one argument. A tuple
     of one mapping says the latter.
@@ -48,7 +48,7 @@ def usable(inputs: Any) -> Any:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The network behind wrappers that pass all arguments on."""
+    """The network inside wrappers that pass all arguments on."""
     while isinstance(model, PassThrough):
         model = model.inner
     return model

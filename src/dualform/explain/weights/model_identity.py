@@ -1,4 +1,4 @@
-"""Is this the network of that step? What was kept of it tells: whole tensors, or a few entries of each weight."""
+"""Whether a model is the network of a step, by what was kept of it: whole tensors, or a few entries of each weight."""
 
 from collections.abc import Sequence
 
@@ -29,33 +29,33 @@ from .network import one_parameter
 def is_network_of(store: Store, step: int, model: nn.Module) -> bool:
     """Whether a model is known to be the network of a step, bit for bit.
 
-    The rest was kept whole. So were the explained weights at the beginning and the end; of the steps between a few
-    entries are known, which tell the step unless those of its neighbours are the same.
+    Parameters that no rule explains were kept whole, and so were the explained weights of the first and the last step.
+    For the steps between, a few entries were kept; they identify a step unless those of its neighbours are the same.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = [p.name for p in store.manifest.parameters if p.by_slots]
-    booked = [p.name for p in store.manifest.parameters if p.kind == "ledger"]
-    for name in booked:
+    in_ledger = [p.name for p in store.manifest.parameters if p.kind == "ledger"]
+    for name in in_ledger:
         kept = store.initial(name) if step == 0 else store.kept_at(name, step)
-        if kept is None or not _same(tensors[name], kept):
+        if kept is None or not _same_bits(tensors[name], kept):
             return False
-    found = [sampled_entries(tensors[name]).of(tensors[name]) for name in names]
-    if found != _samples(store, names, step):
+    samples = [sampled_entries(tensors[name]).of(tensors[name]) for name in names]
+    if samples != _kept_samples(store, names, step):
         return False
     if foreign_frozen(store, step, model):
         return False
     missing = set(store.not_kept(step))
     rest = [p.name for p in store.manifest.parameters if p.kind == "rest" and p.name not in missing]
-    if not all(_same(tensors[name], store.snapshot(name, step)) for name in rest):
+    if not all(_same_bits(tensors[name], store.snapshot(name, step)) for name in rest):
         return False
     if step == 0 or store.weights_kept_at(step):
-        return all(_same(tensors[name], store.snapshot(name, step)) for name in names)
-    beside = [other for other in (step - 1, step + 1) if other <= store.steps]
-    return all(found != _samples(store, names, other) for other in beside)
+        return all(_same_bits(tensors[name], store.snapshot(name, step)) for name in names)
+    neighbours = [neighbour for neighbour in (step - 1, step + 1) if neighbour <= store.steps]
+    return all(samples != _kept_samples(store, names, neighbour) for neighbour in neighbours)
 
 
 def foreign_frozen(store: Store, step: int, model: nn.Module) -> str | None:
-    """The first frozen parameter of a model that is not the recorded one, by its fingerprint; None if all are."""
+    """The first frozen parameter of a model whose fingerprint is not the recorded one; None if all agree."""
     parameters = dict(model.named_parameters())
     for name in store.not_kept(step):
         if hexadecimal(parameters[name]) != store.manifest.frozen[name]:
@@ -64,42 +64,42 @@ def foreign_frozen(store: Store, step: int, model: nn.Module) -> str | None:
 
 
 def check_samples(store: Store, view: StoreView, only: Sequence[str] | None = None) -> dict[str, Agreement]:
-    """Compare the entries that were kept at a step with those that the memory rebuilds, of all parameters or some."""
-    found = {}
+    """Compare the entries that were kept at a step with rebuilt ones, of all parameters or ``only`` some."""
+    agreements = {}
     wanted = list(store.parameters) if only is None else only
-    shaped = split_by_group(store, view, [name for name in preconditioned_parameters(store) if name in wanted])
+    preconditioned = split_by_group(store, view, [name for name in preconditioned_parameters(store) if name in wanted])
     for layer in explained_layers(store):
         for name in layer.parameters:
-            if name in found or name not in wanted or not store.parameters[name].by_slots:
+            if name in agreements or name not in wanted or not store.parameters[name].by_slots:
                 continue
             initial = store.initial(name)
-            which = sampled_entries(initial).index
-            kept = bytearray(entry_samples_at(store, name, view.horizon)[0])
-            actual = torch.frombuffer(kept, dtype=initial.dtype)
-            first = initial.reshape(-1)[which].double()
-            if name in shaped:
-                built = shaped[name].total.reshape(-1)[which]
+            places = sampled_entries(initial).index
+            sample = bytearray(entry_samples_at(store, name, view.horizon)[0])
+            actual = torch.frombuffer(sample, dtype=initial.dtype)
+            first = initial.reshape(-1)[places].double()
+            if name in preconditioned:
+                rebuilt = preconditioned[name].total.reshape(-1)[places]
             else:
-                built = _entries(store, layer, name, view, which.numpy())
+                rebuilt = _rebuilt_entries(store, layer, name, view, places.numpy())
             eps = rounding(store, view, name, initial.dtype)
-            found[name] = agreement(actual, first, built, count_moves(store, view, name), eps)
-    return found
+            agreements[name] = agreement(actual, first, rebuilt, count_moves(store, view, name), eps)
+    return agreements
 
 
-def _entries(
-    store: Store, layer: LayerInfo, name: str, view: StoreView, which: Int[np.ndarray, " k"]
+def _rebuilt_entries(
+    store: Store, layer: LayerInfo, name: str, view: StoreView, places: Int[np.ndarray, " k"]
 ) -> Float[Tensor, " k"]:
-    """Some entries of a parameter, rebuilt. Of a weight no others are computed."""
-    alone = sum(name in other.parameters for other in store.manifest.layers) == 1
+    """Some entries of a parameter, rebuilt. If it is the weight of one layer alone, no other entries are computed."""
+    alone = sum(name in info.parameters for info in store.manifest.layers) == 1
     if name not in layer.weights or not alone:
-        return one_parameter(store, view, name).reshape(-1)[torch.from_numpy(which)]
-    start = initial_part(store, name, view.horizon).reshape(-1)[torch.from_numpy(which)]
-    return start + parameter_entries(store, layer, name, view, which)
+        return one_parameter(store, view, name).reshape(-1)[torch.from_numpy(places)]
+    start = initial_part(store, name, view.horizon).reshape(-1)[torch.from_numpy(places)]
+    return start + parameter_entries(store, layer, name, view, places)
 
 
-def _samples(store: Store, names: Sequence[str], step: int) -> list[bytes]:
+def _kept_samples(store: Store, names: Sequence[str], step: int) -> list[bytes]:
     return [entry_samples_at(store, name, step)[0] for name in names]
 
 
-def _same(tensor: Tensor, kept: Tensor) -> bool:
+def _same_bits(tensor: Tensor, kept: Tensor) -> bool:
     return tensor.dtype == kept.dtype and torch.equal(tensor.detach().cpu(), kept)
