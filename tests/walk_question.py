@@ -5,6 +5,7 @@ The question is ``memory.attend(model, x).top(5, layer="0")`` to a memory that w
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -37,12 +38,12 @@ def walk(question: Callable[[], Any]) -> list[tuple[str, str]]:
     return list(hops)
 
 
-def walk_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) -> list[tuple[str, str]]:
-    """The walk of one ``attend`` and one ``top``."""
+def walks_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) -> list[list[tuple[str, str]]]:
+    """The walks of two questions to a memory, each one ``attend`` and one ``top``: the first opens its files."""
     model = mlp(4, 6, 3)
     run = trained(path, model, optimizer(model), batches(4, 5, 4, 3))
     memory, x = dualform.open(path), run.inputs[:2]
-    return walk(lambda: memory.attend(model, x).top(5, layer="0"))
+    return [walk(lambda: memory.attend(model, x).top(5, layer="0")) for _ in range(2)]
 
 
 def sgd(model: nn.Module) -> optim.Optimizer:
@@ -53,17 +54,24 @@ def adam(model: nn.Module) -> optim.Optimizer:
     return optim.Adam(model.parameters(), lr=0.01)
 
 
+def show(title: str, hops: list[tuple[str, str]]) -> None:
+    files: dict[str, list[str]] = {}
+    for file, function in hops:
+        files.setdefault(file, []).append(function)
+    folders = Counter(file.split("/")[0] for file in files)
+    print(f"\n{title}: {len(hops)} functions in {len(files)} files")
+    print("  files by folder: " + ", ".join(f"{folder} {count}" for folder, count in folders.most_common()))
+    for file, functions in files.items():
+        print(f"  {file:<40} {', '.join(functions)}")
+
+
 def main() -> None:
     torch.manual_seed(0)
     for optimizer in (sgd, adam):
         with tempfile.TemporaryDirectory() as folder:
-            hops = walk_of_top(optimizer, Path(folder) / "memory")
-        files: dict[str, list[str]] = {}
-        for file, function in hops:
-            files.setdefault(file, []).append(function)
-        print(f"\n{optimizer.__name__}: {len(hops)} functions in {len(files)} files")
-        for file, functions in files.items():
-            print(f"  {file:<40} {', '.join(functions)}")
+            first, second = walks_of_top(optimizer, Path(folder) / "memory")
+        show(f"{optimizer.__name__}, first question", first)
+        show(f"{optimizer.__name__}, second question", second)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From inputs to a question: a forward pass, a target, and the queries of each layer."""
 
 from .capture import Capture, MapCalls, apply, capture, run_model
-from .example_axis import first_axis
+from .model_inputs import first_axis
 from .model_shadow import shadow_of
 from .question import Question, is_preconditioned
 from .targets import Target, examples_first, logits_of, target_key

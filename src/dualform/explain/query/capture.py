@@ -14,8 +14,7 @@ from dualform.record import ErrorPoint, LayerKind, ModuleCall, kind_of, owns_for
 from dualform.store import Store, assemble_matrix, outside_inference_mode, split_by_parameter
 from dualform.types import LayerInfo, ModuleInfo
 
-from .example_axis import axis_of_examples, count_examples, require_batch_axis
-from .model_inputs import arguments_of
+from .model_inputs import arguments_of, axis_of_examples, count_examples, require_batch_axis
 from .model_shadow import shadow_of
 from .targets import Target, choose
 

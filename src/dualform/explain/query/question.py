@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from dualform.store import Store
 from dualform.types import LayerInfo, ModuleInfo, Score
 
 from .capture import MapCalls
-from .example_axis import rows_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Question:
 
     def _rows(self, tensors: Sequence[Tensor]) -> Shaped[Tensor, "n r d"]:
         """The rows of each example that count."""
-        rows, position = rows_of(self.info.name, tensors, self.calls.axis, self.examples), self.position
+        rows, position = _rows_by_example(self.info.name, tensors, self.calls.axis, self.examples), self.position
         if position is None:
             return rows
         if not -rows.shape[1] <= position < rows.shape[1]:
@@ -66,6 +66,22 @@ class Question:
 def is_preconditioned(store: Store, info: LayerInfo) -> bool:
     """Whether a preconditioned rule (Adam and its like) explains the weights of a layer."""
     return any(store.is_preconditioned(name) for name in info.weights)
+
+
+def _rows_by_example(layer: str, tensors: Sequence[Tensor], axis: int, examples: int) -> Shaped[Tensor, "n r d"]:
+    """All rows of all calls, example by example; each row is an example where the ``axis`` counts something else."""
+    if not tensors:
+        raise QueryError(f"layer '{layer}' was not used in this forward pass, so there is nothing to ask it.")
+    if not any(tensor.numel() for tensor in tensors):
+        raise QueryError(
+            f"layer '{layer}' got no row of these inputs (a gate sent none there), so there is nothing to ask it."
+        )
+    parts = []
+    for t in tensors:
+        if t.ndim <= axis + 1 or t.shape[axis] != examples:
+            return torch.cat([t.reshape(-1, 1, t.shape[-1]) for t in tensors])
+        parts.append(t.movedim(axis, 0).reshape(examples, -1, t.shape[-1]))
+    return torch.cat(parts, 1)
 
 
 def _require_finite(rows: Float[Tensor, "n r d"], description: str) -> None:
