@@ -17,7 +17,6 @@ from paper_run import images, machine, save
 
 import dualform
 from dualform.engine import StoreView, stream
-from dualform.explain.query.layer_queries import LayerQuestion
 from dualform.models import MLP
 
 
@@ -49,9 +48,7 @@ def main():
         for layer in memory.layers:
             ask = partial(spot.ask, layer, top=10, by=("label",), score="abs", progress=False)
             keys = torch.cat([slots.keys.clone() for slots in stream_keys(memory, layer)])
-            queries = (
-                LayerQuestion(*memory.store.layer(layer), "abs", None, spot._own).queries(memory.store.compute).rows
-            )
+            queries = spot._question(*memory.store.layer(layer), "abs", None, None).queries.rows
             ours, bare = timed([ask, partial(torch.matmul, queries, keys.mT)], asked.repeats)
             check(memory, layer, queries, keys, ask())
             total["ours"], total["bare"] = total["ours"] + ours, total["bare"] + bare

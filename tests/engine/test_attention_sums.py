@@ -35,7 +35,7 @@ def inputs(count: int, embedded: bool):
 
 
 def no_scan():
-    return mock.patch("dualform.explain.spotlight.scan", side_effect=AssertionError("a scan"))
+    return mock.patch("dualform.explain.attribution.scan", side_effect=AssertionError("a scan"))
 
 
 @pytest.mark.parametrize("embedded", [False, True], ids=["linear", "embedding"])

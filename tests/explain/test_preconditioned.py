@@ -62,7 +62,7 @@ def test_the_contribution_of_a_slot_is_what_its_gradient_put_into_the_weights(na
     spot = memory.attend(run.model, x, target=1)
     slots = memory.store.slots(layer)
     hits = spot.top(slots, layer=layer, progress=False)
-    queries = spot._own.seen[layer].inputs[0]
+    queries = spot._own_capture.calls[layer].inputs[0]
     whole_weight = memory.parameter(f"{layer}.weight")
     for visit in (0, 5, slots - 1):
         mask = np.arange(slots) == visit

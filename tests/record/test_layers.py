@@ -126,7 +126,7 @@ def test_the_dual_output_is_the_output_of_the_layer(name, optimiser, runs):
         out = spot.output(layer, progress=False)
         if layer in outputs:
             close(out, outputs[layer], 1e-9)
-        primal = torch.cat([z.reshape(-1, z.shape[-1]) for z in spot._own.seen[layer].outputs])
+        primal = torch.cat([z.reshape(-1, z.shape[-1]) for z in spot._own_capture.calls[layer].outputs])
         if layer not in outputs:
             close(out.reshape(primal.shape), primal, 1e-9)
 

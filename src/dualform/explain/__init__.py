@@ -1,14 +1,14 @@
-"""Weights to answers: the user's ``Memory``, and what it says."""
+"""From recorded slots to answers: the user's ``Memory``, its questions and its weights."""
 
 from .answers import Groups, Hit, Hits, Timeline
-from .certificate import Certificate
-from .contributions import is_preconditioned
+from .attribution import ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
-from .ledger import Ledger
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory
-from .spotlight import ScanAnswers, Spotlight
+from .query import is_preconditioned
+from .spotlight import Spotlight
+from .weights import Certificate, Ledger
 
 __all__ = [
     "Certificate",

@@ -38,8 +38,9 @@ class Hit:
 
 @dataclass(frozen=True)
 class Hits:
-    """The best slots of each query:
-    ``weight`` α and ``contribution`` (what the slot adds to the target), (query, rank).
+    """The best slots of each query. All tensors are (query, rank).
+
+    ``weight`` is α, ``contribution`` what the slot adds to the target.
     """
 
     layer: str
@@ -52,26 +53,26 @@ class Hits:
     weight: Float[Tensor, "n k"]
     contribution: Float[Tensor, "n k"]
     columns: pa.Table
-    """The visits' columns, one line a hit, query by query; null where the visit is not known."""
+    """The visits' columns, one line per hit, query by query; null where the visit is not known."""
 
     def __len__(self) -> int:
         return self.slots.shape[0]
 
     @property
     def scores(self) -> Float[Tensor, "n k"]:
-        """The scores that they were chosen by."""
+        """The scores by which the hits were chosen."""
         scores = self.contribution if self.score == "contribution" else self.weight
         return scores.abs() if self.score == "abs" else scores
 
     def __iter__(self) -> Iterator[Any]:
-        """The hits of the only query, or one ``Hits`` a query."""
+        """The hits of the only query, or one ``Hits`` per query."""
         if len(self) == 1:
             return iter([self._hit(0, rank) for rank in range(self.slots.shape[1])])
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, query: int) -> "Hits":
         """The hits of one query."""
-        cut, k = _place(query, len(self)), self.slots.shape[1]
+        cut, k = _query_slice(query, len(self)), self.slots.shape[1]
         tensors = (
             t[cut] for t in (self.slots, self.steps, self.positions, self.visits, self.weight, self.contribution)
         )
@@ -79,17 +80,19 @@ class Hits:
 
     def _hit(self, query: int, rank: int) -> Hit:
         at = (query, rank)
-        line = {name: column[query * self.slots.shape[1] + rank].as_py() for name, column in self._named().items()}
+        line = {
+            name: column[query * self.slots.shape[1] + rank].as_py() for name, column in self._columns_by_name().items()
+        }
         return Hit(
             query, rank, int(self.slots[at]), int(self.steps[at]), int(self.positions[at]), float(self.weight[at]),
             float(self.contribution[at]), line,
         )  # fmt: skip
 
-    def _named(self) -> dict[str, Any]:
+    def _columns_by_name(self) -> dict[str, Any]:
         return {name: self.columns[name] for name in self.columns.column_names}
 
     def to_pandas(self) -> Any:
-        """One line a hit."""
+        """One line per hit."""
         pd = require("pandas", "pandas")
         n, k = self.slots.shape
         data = {"query": np.repeat(np.arange(n), k), "rank": np.tile(np.arange(k), n)}
@@ -124,26 +127,26 @@ class Groups:
         return self.values.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Name and value of each group for the only query, or one ``Groups`` a query."""
+        """Name and value of each group for the only query, or one ``Groups`` per query."""
         if len(self) == 1:
             return iter(list(zip(self.names, self.values[0].tolist(), strict=True)))
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, query: int) -> "Groups":
         """The sums of one query."""
-        cut = _place(query, len(self))
+        cut = _query_slice(query, len(self))
         tensors = {name: getattr(self, name) for name in ("values", "bias", "initial", "total")}
         return replace(self, **{name: t[cut] for name, t in tensors.items() if t is not None})
 
     @property
     def residual(self) -> Float[Tensor, " n"] | None:
-        """What the parts leave unexplained (rounding)."""
+        """The part of the total that the other parts leave unexplained (rounding)."""
         if self.total is None or self.bias is None or self.initial is None:
             return None
         return self.total - self.values.sum(1) - self.bias.sum(1) - self.initial
 
     def largest(self, k: int) -> list[list[tuple[Any, float]]]:
-        """For each query the k groups with the largest value."""
+        """The k groups with the largest values, for each query."""
         best = self.values.topk(min(k, len(self.names)), dim=1)
         return [
             [(self.names[i], v) for i, v in zip(ids, vs, strict=True)]
@@ -151,7 +154,7 @@ class Groups:
         ]
 
     def to_pandas(self) -> Any:
-        """One line a query, one column a group."""
+        """One line per query, one column per group."""
         pd = require("pandas", "pandas")
         frame = pd.DataFrame(self.values.numpy(), columns=pd.Index(self.names, name=self.column))
         frame.index.name = "query"
@@ -177,17 +180,17 @@ class Timeline:
         return self.values.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Name and stretches of each group for the only query, or one ``Timeline`` a query."""
+        """Name and stretches of each group for the only query, or one ``Timeline`` per query."""
         if len(self) == 1:
             return iter(list(zip(self.names, self.values[0], strict=True)))
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, query: int) -> "Timeline":
         """The stretches of one query."""
-        return replace(self, values=self.values[_place(query, len(self))])
+        return replace(self, values=self.values[_query_slice(query, len(self))])
 
     def to_pandas(self) -> Any:
-        """One line a query, group and stretch."""
+        """One line per query, group and stretch."""
         pd = require("pandas", "pandas")
         n, groups, stretches = self.values.shape
         return pd.DataFrame({
@@ -199,8 +202,8 @@ class Timeline:
         })  # fmt: skip
 
 
-def _place(query: int, count: int) -> slice:
-    """Where the lines of a query are; a negative number counts from the end."""
+def _query_slice(query: int, count: int) -> slice:
+    """The slice that holds one query; a negative number counts from the end."""
     if not -count <= query < count:
         raise QueryError(f"query {query} was not asked: this answer holds {count}, counted from 0.")
     return slice(query % count, query % count + 1)

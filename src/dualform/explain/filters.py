@@ -1,4 +1,4 @@
-"""Which visits a filter means: SQL through DuckDB, an Arrow expression, or a mask."""
+"""Filters select visits: SQL that DuckDB runs, an Arrow expression, or a mask."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ CLOSED: dict[str, Any] = {
     "autoinstall_known_extensions": False, "allow_persistent_secrets": False, "temp_directory": "",
     "lock_configuration": True,
 }  # fmt: skip
-"""A filter sees the visits, and no file, no variable, no other machine."""
+"""Settings of the database under which a filter sees the visits, but no file, no variable and no other machine."""
 
 SMALL: dict[str, Any] = {"memory_limit": "512MB", "threads": 1}
 
@@ -31,49 +31,49 @@ CALLS = {
     "+", "-", "*", "/", "//", "%", "~~", "!~~", "~~*", "!~~*", "abs", "lower", "upper", "length", "contains",
     "starts_with", "prefix", "suffix",
 }  # fmt: skip
-"""What a plain condition is made of, and the functions in it."""
+"""The nodes that a plain condition may hold, and the functions that it may call."""
 
 LONGEST = 20.0
-"""Seconds that a filter may take."""
+"""Seconds after which a filter is stopped."""
 
 
 def matching(visits: pa.Table, filter: Filter, *, plain: bool = False) -> Bool[np.ndarray, " V"]:
-    """For each visit whether the filter holds: ``"label = 3 and step > 100"``, ``pc.field("label") == 3`` or a mask.
+    """Whether the filter holds for each visit: ``"label = 3 and step > 100"``, ``pc.field("label") == 3`` or a mask.
 
-    ``plain`` is for text of strangers: comparisons of columns and values, and nothing that could take long.
+    ``plain`` is for text from strangers: it allows comparisons of columns with values and nothing that could take long.
     """
     if isinstance(filter, str):
-        found = _sql(visits, filter, plain)
+        mask = _sql(visits, filter, plain)
     elif isinstance(filter, pc.Expression):
-        found = _expression(visits, filter)
+        mask = _expression(visits, filter)
     else:
-        found = np.asarray(filter)
-        if found.dtype != bool or found.shape != (len(visits),):
+        mask = np.asarray(filter)
+        if mask.dtype != bool or mask.shape != (len(visits),):
             raise FilterError(
-                f"a mask must hold {len(visits)} booleans, one a visit; got {found.dtype} of shape {found.shape}."
+                f"a mask must hold {len(visits)} booleans, one per visit; got {mask.dtype} of shape {mask.shape}."
             )
-    if not found.any():
+    if not mask.any():
         raise FilterError(
             f"the filter {named(filter)} matches none of the {len(visits):,} visits. "
             "Look at memory.visits for the values its columns have."
         )
-    return found
+    return mask
 
 
 def named(filter: Filter) -> str:
-    """A filter in a sentence: as it was written, but not the booleans of a mask one by one."""
+    """A filter as messages show it: as it was written, or the number of visits of a mask."""
     return repr(filter) if isinstance(filter, str | pc.Expression) else f"with {int(np.sum(np.asarray(filter)))} visits"
 
 
 def _sql(visits: pa.Table, text: str, plain: bool) -> np.ndarray:
     connection = duckdb.connect(config=CLOSED | (SMALL if plain else {}))
     connection.register("visits", visits)
-    query = f"select coalesce(({text}\n)::boolean, false) as found from visits order by visit"
-    late = threading.Timer(LONGEST, connection.interrupt)
-    late.start()
+    query = f"select coalesce(({text}\n)::boolean, false) as holds from visits order by visit"
+    timer = threading.Timer(LONGEST, connection.interrupt)
+    timer.start()
     try:
         if plain:
-            _need_plain(connection, text)
+            _require_plain(connection, text)
         if len(connection.extract_statements(query)) != 1:
             raise FilterError(f"the filter {text!r} is more than one condition.")
         table = connection.sql(query).to_arrow_table()
@@ -85,14 +85,14 @@ def _sql(visits: pa.Table, text: str, plain: bool) -> np.ndarray:
             f"cannot read the filter {text!r}: {reason} (the columns are {visits.column_names})"
         ) from error
     finally:
-        late.cancel()
+        timer.cancel()
         connection.close()
     if len(table) != len(visits):
         raise FilterError(
             f"the filter {text!r} gives {len(table):,} answers for {len(visits):,} visits; it must be one condition on "
             f"the columns {visits.column_names}."
         )
-    return table["found"].to_numpy(zero_copy_only=False).astype(bool)
+    return table["holds"].to_numpy(zero_copy_only=False).astype(bool)
 
 
 def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
@@ -103,18 +103,18 @@ def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
         raise FilterError(
             f"cannot read the filter {expression}: {reason} (the columns are {visits.column_names})"
         ) from error
-    found = np.zeros(len(visits), bool)
-    found[table["__line"].to_numpy()] = True
-    return found
+    mask = np.zeros(len(visits), bool)
+    mask[table["__line"].to_numpy()] = True
+    return mask
 
 
-def _need_plain(connection: duckdb.DuckDBPyConnection, text: str) -> None:
-    """See that a text is one condition of plain parts. The database itself takes it apart."""
+def _require_plain(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    """Raise unless a text is one condition of plain parts. The database itself parses it."""
     lines = connection.execute("select json_serialize_sql(?::varchar)", [f"select ({text}\n)"]).fetchall()
-    found = json.loads(lines[0][0])
-    if found["error"]:
-        raise FilterError(f"cannot read the filter {text!r}: {found.get('error_message', 'it is no condition')}")
-    node = found["statements"][0]["node"] if len(found["statements"]) == 1 else {}
+    parsed = json.loads(lines[0][0])
+    if parsed["error"]:
+        raise FilterError(f"cannot read the filter {text!r}: {parsed.get('error_message', 'it is no condition')}")
+    node = parsed["statements"][0]["node"] if len(parsed["statements"]) == 1 else {}
     alone = (
         node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1 and node["from_table"]["type"] == "EMPTY"
     )
@@ -122,15 +122,15 @@ def _need_plain(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         raise FilterError(f"the filter {text!r} is more than one condition.")
     waiting: list[Any] = [node["select_list"]]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, list):
-            waiting += each
-        elif isinstance(each, dict):
-            kind, name = each.get("class", "TYPE"), str(each.get("function_name", "")).lower()
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            kind, name = part.get("class", "TYPE"), str(part.get("function_name", "")).lower()
             if kind not in PLAIN or (kind == "FUNCTION" and name not in CALLS):
-                what = name or kind.lower().replace("_", " ")
+                construct = name or kind.lower().replace("_", " ")
                 raise FilterError(
-                    f"the filter {text!r} uses {what!r}; here a condition compares columns with values, as in "
+                    f"the filter {text!r} uses {construct!r}; here a condition compares columns with values, as in "
                     "label = 3 and step < 100."
                 )
-            waiting += each.values()
+            waiting += part.values()

@@ -17,13 +17,15 @@ from dualform.store import Block, Store
 class GroupOfSlot:
     """The group of each slot, through its visit. The last entry is for visits that are not known."""
 
+    column: str
+    """The column whose values are the groups; empty if all slots are one group."""
     names: tuple[Any, ...]
     of_visit: Int[np.ndarray, " V1"]
 
     @classmethod
-    def of_visits(cls, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOfSlot":
+    def of_visits(cls, column: str, names: tuple[Any, ...], ids: Int[np.ndarray, " V"]) -> "GroupOfSlot":
         """Groups by the number that each visit has; unknown visits are in the last group."""
-        return cls(names, np.append(ids, len(names) - 1))
+        return cls(column, names, np.append(ids, len(names) - 1))
 
     def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
         """The groups of the slots of a block."""
@@ -38,19 +40,19 @@ class GroupAndPosition(GroupOfSlot):
 
     @classmethod
     def in_layer(cls, store: Store, layer: str, column: str) -> "GroupAndPosition":
-        """Those of a layer."""
+        """The groups of a column at each position of a layer."""
         groups, calls = group_slots(store, [layer], column), store.calls(layer)
         positions = int((calls.rows // calls.batch).max(initial=1))
         names = tuple((name, position) for name in groups.names for position in range(positions))
-        return cls(names, groups.of_visit, positions)
+        return cls(column, names, groups.of_visit, positions)
 
     def __call__(self, block: Block) -> Int[np.ndarray, " m"]:
-        """The places of the slots of a block."""
+        """The groups and positions of the slots of a block, as one number."""
         return super().__call__(block) * self.positions + block.calls.positions_of(block.slots)
 
 
 class Stretches:
-    """The stretch of training time of each slot (times its group)."""
+    """The group of each slot and its stretch of training time, as one number."""
 
     def __init__(self, horizon: int, stretches: int, groups: GroupOfSlot) -> None:
         self.groups, self.names = groups, groups.names
@@ -65,24 +67,27 @@ class Stretches:
 
 
 def stretch_edges(steps: int, stretches: int) -> Int[np.ndarray, " s1"]:
-    """Where equal stretches of training begin and end: at most one for each step."""
+    """The steps at which equal stretches of training begin and end; there are at most as many stretches as steps."""
     return np.unique(np.round(np.linspace(0, steps, min(stretches, max(1, steps)) + 1)).astype(np.int64))
 
 
 def group_slots(store: Store, layers: Sequence[str], column: str | None) -> GroupOfSlot:
-    """The groups of a column (None: all in one). Slots of these layers whose value is not known are a group None."""
+    """The groups of a column; without one all slots are one group.
+
+    If some slots of these layers have no value in the column, the last group is None.
+    """
     if column is None:
-        return GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64))
+        return GroupOfSlot("", ("all",), np.zeros(len(store.visits) + 1, np.int64))
     names, ids = groups_of(store, column)
     if (ids == len(names)).any() or any((store.calls(layer).visit < 0).any() for layer in layers if store.slots(layer)):
         names = (*names, None)
-    return GroupOfSlot.of_visits(names, ids)
+    return GroupOfSlot.of_visits(column, names, ids)
 
 
 def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
-    """The values of a column, sorted, and for each visit the number of its own (one more where it has none).
+    """The sorted values of a column, and the number of each visit's value (one more than the last if it has none).
 
-    Kept for the next question.
+    The answer is cached for the next question.
     """
     if column not in store.visits.column_names:
         raise UnknownColumn(
@@ -91,12 +96,12 @@ def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarra
     return store.cache(("groups", column), lambda: _encode(store.visits, column))
 
 
-def given_groups(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
-    """The groups of a value for each visit, as ``groups_of`` gives those of a column."""
-    given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
-    if len(given) != len(store.visits):
-        raise QueryError(f"{len(given):,} groups were given for the {len(store.visits):,} visits: give one for each.")
-    return _encode(pa.table({"group": given}), "group")
+def groups_from_values(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+    """The groups of one value per visit, in the form of ``groups_of``."""
+    labels = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
+    if len(labels) != len(store.visits):
+        raise QueryError(f"{len(labels):,} groups were given for the {len(store.visits):,} visits: give one for each.")
+    return _encode(pa.table({"group": labels}), "group")
 
 
 def _encode(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

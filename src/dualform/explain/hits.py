@@ -1,4 +1,4 @@
-"""From the best slots of a scan to hits: their weights and contributions, steps, positions and columns."""
+"""Hits from the best slots of a scan: their weights, contributions, steps, positions and columns."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,28 +7,28 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.engine import LayerQueries, StoreView, TopSlots, coefficients
+from dualform.engine import TopSlots, coefficients
 from dualform.store import Store, split_by_parameter
-from dualform.types import LayerInfo
 
 from .answers import Hits
-from .query import LayerQuestion
+from .query import Question, is_preconditioned
 
 
-def hits_of(store: Store, view: StoreView, asked: LayerQuestion, queries: LayerQueries, best: TopSlots) -> Hits:
-    """The best slots of each query, with all that is known of them."""
-    calls, found = store.calls(asked.info.name), best.slot.numpy()
-    n = len(found)
-    slots = found[:, (found >= 0).all(0)]
+def hits_of(question: Question, best: TopSlots) -> Hits:
+    """The best slots of each query, with their weights, contributions and the columns of their visits."""
+    calls, best_slots = question.store.calls(question.info.name), best.slot.numpy()
+    n = len(best_slots)
+    slots = best_slots[:, (best_slots >= 0).all(0)]
     flat = slots.reshape(-1)
-    weight, contribution = weigh_slots(store, view, asked.info, queries, slots)
-    if asked.score == "contribution":
+    weight, contribution = weigh_slots(question, slots)
+    if question.score == "contribution":
         contribution = best.found[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
-    columns = visit_columns(store, visits)
+    columns = visit_columns(question.store, visits)
     return Hits(
-        asked.module.name, asked.score, asked.target, _shaped(slots, n), _shaped(calls.step[calls.of(flat)], n),
-        _shaped(calls.positions_of(flat), n), _shaped(visits, n), weight, contribution, columns,
+        question.module.name, question.score, question.target, _by_query(slots, n),
+        _by_query(calls.step[calls.of(flat)], n), _by_query(calls.positions_of(flat), n), _by_query(visits, n), weight,
+        contribution, columns,
     )  # fmt: skip
 
 
@@ -46,17 +46,16 @@ def visit_columns(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
     })  # fmt: skip
 
 
-def weigh_slots(
-    store: Store, view: StoreView, info: LayerInfo, queries: LayerQueries, slots: Int[np.ndarray, "n k"]
-) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
-    """Weight and contribution of a few slots, read one by one; the contribution is NaN where none is known."""
+def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+    """Weight and contribution of a few slots that are read one by one; the contribution is NaN if it is not known."""
+    store, info, queries = question.store, question.info, question.queries
     n, k = slots.shape
     flat = slots.reshape(-1)
     keys = store.gather(info.name, flat, "key").unflatten(0, (n, k))
     rows = queries.rows.unflatten(0, (n, -1))
     weight = (rows == keys.mT).to(keys.dtype) if info.indexed else torch.einsum("nrd,nkd->nrk", rows, keys)
     explained = info.keep == "slots" and all(store.parameters[name].by_slots for name in info.weights)
-    if not explained or queries.directions is None or any(store.is_preconditioned(name) for name in info.weights):
+    if not explained or queries.directions is None or is_preconditioned(store, info):
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
     step, factor = calls.step[calls.of(flat)], calls.factor[calls.of(flat)]
@@ -64,15 +63,15 @@ def weigh_slots(
     directions = queries.directions.unflatten(0, (n, -1))
     total = torch.zeros(n, k, dtype=weight.dtype)
     for piece in info.pieces:
-        of_step = coefficients(store, piece.parameter, view.horizon).of_step
+        of_step = coefficients(store, piece.parameter, question.view.horizon).of_step
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
         for a, e in split_by_parameter(info):
-            some = slice(a.start + piece.begin, a.start + piece.end)
-            alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., some], keys[..., some])
+            inputs = slice(a.start + piece.begin, a.start + piece.end)
+            alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., inputs], keys[..., inputs])
             pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
             total += (alpha * pull).sum(1) * value
     return weight.sum(1), total
 
 
-def _shaped(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:
+def _by_query(values: np.ndarray, n: int) -> Int[Tensor, "n k"]:
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(n, -1)

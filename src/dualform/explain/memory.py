@@ -1,4 +1,4 @@
-"""The user's memory: a recorded training run that can be asked, travelled through and masked."""
+"""The user's memory: a recorded training run that answers questions, at any step and through any mask."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -18,21 +18,30 @@ from dualform.rules import Rule
 from dualform.store import Store, outside_inference_mode
 from dualform.types import Mark
 
-from .certificate import Certificate
 from .filters import Filter, matching, named
-from .ledger import Ledger, first_names, make_ledger
 from .linear_functional import LinearFunctional
-from .model_identity import check_samples, foreign_frozen, is_network_of
 from .query import Target, run_model, shadow_of
 from .spotlight import Spotlight
-from .visit_norms import visit_sizes
-from .weights import explained, kept_network, network, one_parameter
+from .weights import (
+    Certificate,
+    Ledger,
+    check_samples,
+    explained,
+    first_names,
+    foreign_frozen,
+    is_network_of,
+    kept_network,
+    make_ledger,
+    network,
+    one_parameter,
+    visit_sizes,
+)
 
 
 def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memory":
     """Open a memory that was recorded with :func:`dualform.record`.
 
-    ``rules`` are those that were taught then, as far as they have a preconditioner.
+    ``rules`` are the rules of your own that it was recorded with, if they have a preconditioner.
     """
     store = Store(Path(path), rules=rules)
     return Memory(store, StoreView(store.steps))
@@ -53,17 +62,17 @@ class Memory:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The folder of the memory."""
         return self.store.path
 
     @property
     def step(self) -> int:
-        """The step it is read at."""
+        """The step at which the memory is read."""
         return self.view.horizon
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The recorded layers."""
+        """The names of the recorded layers."""
         return tuple(module.name for layer in self.store.manifest.layers for module in layer.modules)
 
     @property
@@ -74,16 +83,17 @@ class Memory:
 
     @property
     def certificate(self) -> Certificate:
-        """How exactly the memory explains the weights:
-        as written when recording closed, or checked now for other steps.
+        """How exactly the memory explains the weights.
+
+        The certificate was written when recording closed; for other steps the weights are checked now.
         """
-        kept = self.store.manifest.certificate
-        if kept is None or kept["step"] != self.step:
+        written = self.store.manifest.certificate
+        if written is None or written["step"] != self.step:
             return replace(self, view=StoreView(self.step)).check()
-        found = {name: Agreement(v["error"], v["floor"]) for name, v in kept["parameters"].items()}
-        if missing := [name for name in explained(self.store) if name not in found]:
-            found |= self._check_kept(missing)  # a killed recording, or one that ended with foreign weights
-        return self._certificate(found)
+        agreements = {name: Agreement(v["error"], v["floor"]) for name, v in written["parameters"].items()}
+        if missing := [name for name in explained(self.store) if name not in agreements]:
+            agreements |= self._check_snapshots(missing)  # a killed recording, or one that ended with foreign weights
+        return self._certificate(agreements)
 
     def __repr__(self) -> str:
         visible = self.view.visible
@@ -95,10 +105,10 @@ class Memory:
     def at(self, step: int) -> "Memory":
         """The memory as it stood after a step."""
         try:
-            whole = int(step) == step
+            is_integer = int(step) == step
         except (TypeError, ValueError, OverflowError):
-            whole = False
-        if not whole:
+            is_integer = False
+        if not is_integer:
             raise HorizonError(
                 f"the memory at {self.path} cannot be read at step {step!r}: it holds whole steps, "
                 f"0 to {self.store.steps}."
@@ -116,7 +126,7 @@ class Memory:
     # ------------------------------------------------------------------------------------------- questions
 
     def attend(self, model: nn.Module, inputs: Any, *, target: Target = None) -> Spotlight:
-        """Turn the spotlight on some inputs: what does each layer recall when the network sees them?
+        """Show what each layer recalls from training when the network sees some inputs.
 
         The queries are those of the network that this memory stands for: ``model`` itself if it is that network
         (:meth:`is_of`), else ``model`` with the memory's weights (it is not changed).
@@ -125,15 +135,15 @@ class Memory:
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
     def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> LinearFunctional:
-        """Turn the spotlight on ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
+        """Show what training put into ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
 
-        What did each example, group or time put into it? ``memory.along("fc1", A).by("label", layer="fc1")``.
+        Ask it for the part of each example, group or time: ``memory.along("fc1", A).by("label", layer="fc1")``.
         """
         self.store.need_steps()
         return LinearFunctional(self, layer, A, a)
 
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
-        """What the network says with the memory's weights: at its step, and without what is masked."""
+        """The output of the network with the memory's weights, at its step and without what is masked."""
         self.fits(model)
         weights = self.held_weights(progress=progress)
         with outside_inference_mode(), torch.no_grad():
@@ -142,13 +152,13 @@ class Memory:
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
 
-        In place of a column a value for each visit of the whole memory will do.
+        Instead of a column you can pass one value for each visit of the whole memory.
         """
         self.store.need_steps()
         return make_ledger(self.store, self.view, column, progress)
 
     def sizes(self, layer: str | int, *, progress: Progress = True) -> Tensor:
-        """How much each visit put into a layer, whatever is asked: Σ |c| ‖e‖ ‖x‖ over its slots, one number a visit."""
+        """How much each visit put into a layer, for any query: Σ |c| ‖e‖ ‖x‖ over its slots, one number per visit."""
         self.store.need_steps()
         info, module = self.store.layer(layer)
         with bar(f"sizes in {module.name}", self.store.slots(info.name), progress) as watch:
@@ -164,20 +174,20 @@ class Memory:
         missing = self.store.not_kept(self.step)
         if model is None:
             for name in missing:
-                self.store.initial(name)  # says what is missing
+                self.store.initial(name)  # raises an error that names it
             return self.held_weights(progress=progress)
         self.fits(model)
         return self.held_weights(progress=progress) | {name: model.get_parameter(name).detach() for name in missing}
 
     def held_weights(self, *, progress: Progress = True) -> dict[str, Tensor]:
-        """The weights that the memory holds itself: all but large frozen ones."""
-        self._see_that_masks_count()
-        self._see_that_all_is_held()
+        """The weights that the memory holds: all but large frozen ones."""
+        self._require_explained_weights()
+        self._require_whole_network()
         return self.store.cache(("weights", self.view.key), lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""
-        self._see_that_masks_count()
+        self._require_explained_weights()
         if name not in self.store.parameters:
             raise QueryError(
                 f"no parameter '{name}' in the memory at {self.path}: it has {first_names(self.store.parameters)}."
@@ -201,17 +211,16 @@ class Memory:
         self.fits(model)
         if self.is_of(model):
             return None
-        whole = self.view.visible is None and self.step > 0 and self.store.weights_kept_at(self.step)
-        return kept_network(self.store, self.step) if whole or not explained(self.store) else self.held_weights()
+        is_kept = self.view.visible is None and self.step > 0 and self.store.weights_kept_at(self.step)
+        return kept_network(self.store, self.step) if is_kept or not explained(self.store) else self.held_weights()
 
     # ------------------------------------------------------------------------------------------- checks
 
     def check(self, model: nn.Module | None = None, *, full: bool = False, progress: Progress = True) -> Certificate:
-        """Does this model have the weights that the memory rebuilds?
+        """Compare a model's weights with those that the memory rebuilds.
 
-        Without a model: do the entries kept at this step agree?
-
-        Random projections are compared, or with ``full=True`` every entry.
+        Without a model, the entries kept at this step are compared. Random projections are compared, or every entry
+        with ``full=True``.
         """
         self.store.need_steps()
         if model is None and not self.store.weights_kept_at(self.step):
@@ -225,8 +234,8 @@ class Memory:
         with bar("checking", total, progress) as watch:
             return self._certificate(certify(self.store, self.view, actual, full=full, watch=watch))
 
-    def _check_kept(self, names: Iterable[str]) -> dict[str, Agreement]:
-        """Compare what was kept of some parameters at this step: all of them, or a few entries."""
+    def _check_snapshots(self, names: Iterable[str]) -> dict[str, Agreement]:
+        """Compare what was kept of some parameters at this step with what the memory rebuilds."""
         names, view = list(names), StoreView(self.step)
         if not self.store.weights_kept_at(self.step):
             return check_samples(self.store, view, names)
@@ -236,21 +245,21 @@ class Memory:
         """Whether a model is known to be the network that this memory stands for, at its step and through its mask.
 
         What was kept is compared bit for bit: the rest, the explained weights of the last step, and 32 entries of each
-        for every step between. Where those entries do not tell a step from the one beside it, it is not known.
+        at each step in between. If those entries do not distinguish a step from the next one, the answer is False.
         """
         self.has_parameters(model)
-        if self._not_held or (self.view.visible is not None and explained(self.store)):
+        if self._rebuilt_marks or (self.view.visible is not None and explained(self.store)):
             return False
         return is_network_of(self.store, self.step, model)
 
     @property
-    def _not_held(self) -> list[Mark]:
-        """Marks of parameters that were replaced or added by this step: the memory does not hold what is there now."""
+    def _rebuilt_marks(self) -> list[Mark]:
+        """Marks of parameters that were replaced or added up to this step, which the memory therefore does not hold."""
         marks = self.store.manifest.marks
         return [mark for mark in marks if mark.kind in ("replaced", "added") and mark.first_step <= self.step]
 
-    def _see_that_all_is_held(self) -> None:
-        for mark in self._not_held:
+    def _require_whole_network(self) -> None:
+        for mark in self._rebuilt_marks:
             raise ModelMismatch(
                 f"the model was rebuilt while the memory at {self.path} was being recorded: '{mark.name}' was "
                 f"{mark.kind} at step {mark.first_step}, and from there on the memory does not hold the whole network. "
@@ -258,57 +267,60 @@ class Memory:
             )
 
     def fits(self, model: nn.Module) -> None:
-        """See that a model has the parameters of the recorded one, and that the memory holds all of them."""
+        """Raise unless a model has the parameters of the recorded one, and the memory holds all of them."""
         self.has_parameters(model)
-        self._see_that_all_is_held()
+        self._require_whole_network()
         if name := foreign_frozen(self.store, self.step, model):
             raise ModelMismatch(
                 f"the frozen weight '{name}' of this {type(model).__name__} is not the one that the memory at "
-                f"{self.path} was recorded with, of which it holds a fingerprint alone. Pass the model that was "
+                f"{self.path} was recorded with; the memory holds only its fingerprint. Pass the model that was "
                 "trained."
             )
 
     def has_parameters(self, model: nn.Module) -> None:
-        """See that a model has the parameters of the recorded one."""
+        """Raise unless a model has the parameters of the recorded one."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for p in self.store.manifest.parameters:
-            found = tensors.get(p.name)
-            if found is not None and nn.parameter.is_lazy(found):
+            tensor = tensors.get(p.name)
+            if tensor is not None and nn.parameter.is_lazy(tensor):
                 raise ModelMismatch(
                     f"'{p.name}' of this {type(model).__name__} has no shape yet, as its layer is lazy. Run one batch "
                     "through the model first."
                 )
-            resized = isinstance(found, nn.Parameter) and tuple(found.shape) != p.shape  # buffers may grow in training
-            if found is None or resized:
-                what = "has none" if found is None else f"has one of shape {tuple(found.shape)}"
+            resized = (
+                isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != p.shape
+            )  # buffers may grow in training
+            if tensor is None or resized:
+                difference = "has none" if tensor is None else f"has one of shape {tuple(tensor.shape)}"
                 raise ModelMismatch(
                     f"this {type(model).__name__} does not fit the memory at {self.path}: "
-                    f"it recorded '{p.name}' of shape {p.shape}, the model {what}. Pass the model that was trained."
+                    f"it recorded '{p.name}' of shape {p.shape}, the model {difference}. Pass the model that was "
+                    "trained."
                 )
 
     # ------------------------------------------------------------------------------------------- inside
 
     @property
     def _shown(self) -> np.ndarray:
-        """For each visit whether it is there by this step, and not masked."""
+        """Whether each visit happened up to this step and is not masked."""
         shown = self.store.visits["step"].to_numpy() <= self.step
         return shown if self.view.visible is None else shown & self.view.visible
 
     def _matching(self, filter: Filter) -> np.ndarray:
         self.store.need_steps()
-        found = matching(self.store.visits, filter)
-        if not (found & self._shown).any():
+        matches = matching(self.store.visits, filter)
+        if not (matches & self._shown).any():
             raise FilterError(
                 f"the filter {named(filter)} matches none of the visits up to step {self.step} that are not masked "
                 "already."
             )
-        return found
+        return matches
 
     def _masked(self, visible: np.ndarray) -> "Memory":
         before = self.view.visible
         return replace(self, view=replace(self.view, visible=visible if before is None else visible & before))
 
-    def _see_that_masks_count(self) -> None:
+    def _require_explained_weights(self) -> None:
         if self.view.visible is not None and not explained(self.store):
             raise QueryError(
                 "a mask cannot change the weights of this memory: they are snapshots, as only keys were kept or no "
@@ -316,8 +328,9 @@ class Memory:
                 "record with keep='slots' and an optimiser that has a rule."
             )
 
-    def _certificate(self, found: Mapping[str, Agreement]) -> Certificate:
-        errors, floor = ({n: a.error for n, a in found.items()}, {n: a.floor for n, a in found.items()})
+    def _certificate(self, agreements: Mapping[str, Agreement]) -> Certificate:
+        errors = {name: agreement.error for name, agreement in agreements.items()}
+        floor = {name: agreement.floor for name, agreement in agreements.items()}
         reasons = {p.name: p.reason for p in self.store.manifest.parameters if p.kind == "rest"}
         ending = self.store.manifest.ending if self.step == self.store.steps else ""
         return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons, ending)

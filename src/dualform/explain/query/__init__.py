@@ -1,20 +1,21 @@
-"""From inputs to a question: a forward pass, a target, and what each layer is asked."""
+"""From inputs to a question: a forward pass, a target, and the queries of each layer."""
 
 from .capture import Capture, MapCalls, apply, capture, run_model
-from .example_axis import first_axis
-from .layer_queries import LayerQuestion
+from .model_inputs import first_axis
 from .model_shadow import shadow_of
+from .question import Question, is_preconditioned
 from .targets import Target, examples_first, logits_of, target_key
 
 __all__ = [
     "Capture",
-    "LayerQuestion",
     "MapCalls",
+    "Question",
     "Target",
     "apply",
     "capture",
     "examples_first",
     "first_axis",
+    "is_preconditioned",
     "logits_of",
     "run_model",
     "shadow_of",

@@ -14,9 +14,7 @@ from dualform.record import ErrorPoint, LayerKind, ModuleCall, kind_of, owns_for
 from dualform.store import Store, assemble_matrix, outside_inference_mode, split_by_parameter
 from dualform.types import LayerInfo, ModuleInfo
 
-from .batch_axis import axis_of_examples, require_batch_axis
-from .example_axis import count_examples
-from .model_inputs import arguments_of
+from .model_inputs import arguments_of, axis_of_examples, count_examples, require_batch_axis
 from .model_shadow import shadow_of
 from .targets import Target, choose
 
@@ -26,51 +24,52 @@ RecordedLayers = Mapping[str, tuple[LayerInfo, ModuleInfo]]
 
 @dataclass(frozen=True)
 class MapCalls:
-    """What one map saw, call by call: its inputs, the target's gradient at its outputs, the outputs themselves, and the
-    shape that its module gives them.
+    """The calls of one map: its inputs, the gradient of the target at its outputs, its outputs, and functions that give
+    rows of outputs the shape that its module gives them.
     """
 
     inputs: Sequence[Tensor]
     directions: Sequence[Tensor]
     outputs: Sequence[Tensor]
-    shapes: Sequence[Callable[[Tensor], Tensor]]
-    axis: int
-    """Which axis of them counts examples."""
+    shapes: Sequence[Callable[[Tensor], Tensor]] = ()
+    axis: int = 0
+    """The axis that counts the examples."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One pass of a network over the queries."""
+    """What one forward and backward pass of a network over the queries shows."""
 
     output: Any
     target: str
     examples: int
-    seen: Mapping[str, MapCalls]
+    calls: Mapping[str, MapCalls]
+    """What the recorded layers saw, by the names of their uses."""
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:
-    """The model's output."""
+    """Run a model on a tensor, on a tuple of arguments or on a mapping of them."""
     args, kwargs = arguments_of(model, inputs)
     return model(*args, **kwargs)
 
 
 @dataclass
-class Watched:
+class WatchedModule:
     """The calls of one module, and the errors that arrived at each."""
 
     kind: LayerKind
     names: Sequence[str]
     calls: list[tuple[ModuleCall, list[Tensor | None]]] = field(default_factory=list)
 
-    def see(self, call: ModuleCall, points: Sequence[ErrorPoint]) -> None:
-        """A call was made: note what arrives at its points."""
+    def note_call(self, call: ModuleCall, points: Sequence[ErrorPoint]) -> None:
+        """Keep a call, and the errors that will arrive at its points."""
         errors: list[Tensor | None] = [None] * len(points)
         self.calls.append((call, errors))
         for i, point in enumerate(points):
-            point.node.register_prehook(partial(_arrive, errors, i, point.number))
+            point.node.register_prehook(partial(_note_error, errors, i, point.number))
 
 
-def _arrive(errors: list[Tensor | None], place: int, number: int, grads: tuple[Tensor | None, ...]) -> None:
+def _note_error(errors: list[Tensor | None], place: int, number: int, grads: tuple[Tensor | None, ...]) -> None:
     errors[place] = grads[number]
 
 
@@ -82,29 +81,29 @@ def capture(
     target: Target,
     store: Store,
 ) -> Capture:
-    """Run a shadow of the model and its target backwards; note what the recorded layers saw."""
+    """Run a shadow of the model forwards and the target backwards, and keep what the recorded layers see."""
     with outside_inference_mode(), torch.enable_grad():
         shadow = shadow_of(model, weights, differentiable=True)
         watched = _watch_layers(shadow, layers)
         output = run_model(shadow, inputs)
-        keys = _keys(watched)
+        keys = _inputs_by_map(watched)
         require_batch_axis(store, inputs, keys)
         axes = {
-            name: max(axis_of_examples(store, layers[name][0], rows) for rows in calls) if name in layers else 0
-            for name, calls in keys.items()
+            name: max(axis_of_examples(store, layers[name][0], rows) for rows in inputs_of_map) if name in layers else 0
+            for name, inputs_of_map in keys.items()
         }
         examples = count_examples(inputs, axes, keys)
-        scalar, described = choose(output, target, examples, _axes(layers, keys, axes))
+        scalar, described = choose(output, target, examples, _output_axes(layers, keys, axes))
         if scalar.requires_grad:
             _backward(model, shadow, scalar, target)
         tensors = {name: p.detach() for name, p in shadow.named_parameters()}
-        seen = {name: _seen(layers[name], tensors, watched, name, axes.get(name, 0)) for name in layers}
-    return Capture(_detached(output), described, examples, seen)
+        calls = {name: _map_calls(layers[name], tensors, watched, name, axes.get(name, 0)) for name in layers}
+    return Capture(_detached(output), described, examples, calls)
 
 
-def _watch_layers(model: nn.Module, layers: RecordedLayers) -> dict[str, Watched]:
+def _watch_layers(model: nn.Module, layers: RecordedLayers) -> dict[str, WatchedModule]:
     """Watch the calls of all recorded modules, by their paths."""
-    watched: dict[str, Watched] = {}
+    watched: dict[str, WatchedModule] = {}
     modules = dict(model.named_modules())
     for info, use in layers.values():
         if use.path not in modules:
@@ -116,13 +115,13 @@ def _watch_layers(model: nn.Module, layers: RecordedLayers) -> dict[str, Watched
         if info.kind == "linear" and not owns_forward(module):
             module.register_forward_pre_hook(partial(_check_width, use.name, info.d_in), with_kwargs=True)
         if use.path not in watched:
-            watched[use.path] = layer = _watch(model, use.path, module)
-            layer.kind.attach(module, layer.see)
+            watched[use.path] = layer = _watched_module(model, use.path, module)
+            layer.kind.attach(module, layer.note_call)
     return watched
 
 
 def _backward(model: nn.Module, shadow: nn.Module, scalar: Tensor, target: Target) -> None:
-    """Run the target backwards, and see that it comes from the shadow alone: a target function may use the model's."""
+    """Run the target backwards. Raise if it depends on the model's own parameters, which a target function may use."""
     parameters = [p for p in shadow.parameters() if p.is_floating_point()]
     own = {} if callable(target) else {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(scalar.sum(), [*parameters, *own.values()], allow_unused=True)
@@ -135,20 +134,20 @@ def _backward(model: nn.Module, shadow: nn.Module, scalar: Tensor, target: Targe
             )
 
 
-def _watch(model: nn.Module, path: str, module: nn.Module) -> Watched:
+def _watched_module(model: nn.Module, path: str, module: nn.Module) -> WatchedModule:
     kind = kind_of(module)
     if kind is None:
         raise ModelMismatch(
             f"'{path}' of this {type(model).__name__} is a {type(module).__name__}, which is no kind of layer that can "
             "be recorded. Pass the model that was trained."
         )
-    return Watched(kind, [f"{path}.{each.name}" if each.name else path for each in kind.maps(module)])
+    return WatchedModule(kind, [f"{path}.{inner.name}" if inner.name else path for inner in kind.maps(module)])
 
 
-def _axes(
+def _output_axes(
     layers: RecordedLayers, keys: Mapping[str, Sequence[Tensor]], axes: Mapping[str, int]
 ) -> dict[torch.Size, int]:
-    """Which axis counts the examples in outputs of some shapes."""
+    """The axis that counts the examples, by the shape of an output."""
     return {
         torch.Size((*key.shape[:-1], info.d_out)): axes[name]
         for name, (info, _) in layers.items()
@@ -156,34 +155,33 @@ def _axes(
     }
 
 
-def _keys(watched: Mapping[str, Watched]) -> dict[str, list[Tensor]]:
+def _inputs_by_map(watched: Mapping[str, WatchedModule]) -> dict[str, list[Tensor]]:
     """The inputs of each map, call by call."""
-    found: dict[str, list[Tensor]] = {}
-    for each in watched.values():
-        for call, _ in each.calls:
+    inputs: dict[str, list[Tensor]] = {}
+    for module in watched.values():
+        for call, _ in module.calls:
             for number, rows in call.inputs():
-                found.setdefault(each.names[number], []).append(rows)
-    return found
+                inputs.setdefault(module.names[number], []).append(rows)
+    return inputs
 
 
-def _seen(
-    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, Watched], name: str,
+def _map_calls(
+    layer: tuple[LayerInfo, ModuleInfo], tensors: Mapping[str, Tensor], watched: Mapping[str, WatchedModule], name: str,
     axis: int,
 ) -> MapCalls:  # fmt: skip
     info, use = layer
-    mine = watched[use.path]
-    number = mine.names.index(name)
+    module = watched[use.path]
+    number = module.names.index(name)
     matrix = assemble_matrix(info, tensors)
     bias = sum((tensors[bias] for bias in use.biases), torch.zeros((), dtype=matrix.dtype))
     inputs, directions, outputs, shapes = [], [], [], []
-    for call, errors in mine.calls:
-        for found in call.rows(errors):
-            if found.map == number:
-                inputs.append(found.key)
-                outputs.append(apply(info, matrix, found.key) + bias)
-                nothing = found.error is None
+    for call, errors in module.calls:
+        for rows in call.rows(errors):
+            if rows.map == number:
+                inputs.append(rows.key)
+                outputs.append(apply(info, matrix, rows.key) + bias)
                 directions.append(
-                    torch.zeros_like(outputs[-1]) if nothing else found.error.reshape(outputs[-1].shape)  # type: ignore
+                    torch.zeros_like(outputs[-1]) if rows.error is None else rows.error.reshape(outputs[-1].shape)
                 )
                 shapes.append(call.shape)
     return MapCalls(inputs, directions, outputs, shapes, axis)
@@ -192,7 +190,7 @@ def _seen(
 def apply(
     layer: LayerInfo, matrix: Float[Tensor, "d_out w"], rows: Shaped[Tensor, "*r k"]
 ) -> Float[Tensor, "*r d_out"]:
-    """What the matrix of a layer makes of its inputs."""
+    """The product of a layer's matrix with its inputs, without the bias."""
     if layer.indexed:
         return matrix.mT[rows[..., 0].long()]
     return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in split_by_parameter(layer)], -1)

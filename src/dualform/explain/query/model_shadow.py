@@ -1,12 +1,14 @@
-"""A shadow of a model: its network in modules of its own, so that a question never touches the user's model.
+"""A second tree of modules over a model's weights, so that a question never touches the user's model.
 
 Every module is copied shallowly, without its ``__init__``: same class, own attributes, own tables of parameters,
 buffers, children and hooks. What is shared stays shared (modules, tied parameters), and whatever refers to a module of
-the model refers to the copy of it (:mod:`.references`). Parameters are leaves of their own on the memory of the
-model's, or hold the weights that are given; buffers and other tensors are copies, since forward passes write into them.
+the model refers to the copy of it (:mod:`.object_references`). Parameters are leaves of their own on the memory of the
+model's, or hold other weights; buffers and other tensors are copies, since forward passes write into them.
 All modules are in evaluation mode, by their flag alone: ``train()`` may be overridden and merge weights, as in loralib.
 
-One question, one shadow: several threads can ask one model, also while it is trained.
+Each question makes a shadow of its own, so that several threads can ask one model, also while it is trained. The shadow
+in which the recorder tries out a model is a cheaper and stricter one: ``dualform.record.hooks.probe_shadow`` lists the
+differences.
 """
 
 import copy
@@ -17,23 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
+from dualform.record.hooks import is_own_hook
 
-from .object_references import References, is_recording_hook
+from .object_references import References
 
 READS_ONLY = frozenset(("torch", "transformers", "timm", "peft", "dualform"))
-"""Packages whose layers do not write into their parameters when they are evaluated: these need no copy of them."""
+"""Packages whose layers do not write into their parameters in evaluation mode, so that these need not be copied."""
 
 
 def shadow_of(
     model: nn.Module, weights: Mapping[str, Tensor] | None = None, *, differentiable: bool = False
 ) -> nn.Module:
-    """A copy of a model to ask, with its own weights or those that are given, in evaluation mode.
+    """A copy of a model in evaluation mode, with the model's own weights or with ``weights``.
 
-    If it is ``differentiable``, all its parameters take part in gradients, frozen or not.
+    If it is ``differentiable``, gradients reach all its parameters, frozen or not.
     """
     weights = weights or {}
     merged = bool(weights) and any(_may_be_merged(module) for module in model.modules())
-    builder = _Builder(model, {} if merged else weights, differentiable=differentiable, copies=merged)
+    builder = _ShadowBuilder(model, {} if merged else weights, differentiable=differentiable, copies=merged)
     shadow = builder.module(model)
     if merged:
         with torch.no_grad():
@@ -41,7 +44,7 @@ def shadow_of(
     if weights:
         _require_unmerged(shadow)
     if merged or any(isinstance(module, torch.jit.ScriptModule) for module in shadow.modules()):
-        _put(shadow, weights)
+        _replace_weights(shadow, weights)
     for module in shadow.modules():
         if not isinstance(module, torch.jit.ScriptModule):
             vars(module)["training"] = False
@@ -49,7 +52,7 @@ def shadow_of(
 
 
 def _require_unmerged(shadow: nn.Module) -> None:
-    """Adapters that are merged into their layers do not run beside them: other weights would be half in use."""
+    """Raise if an adapter is merged into its layer: the merged part would keep the model's weights."""
     for name, module in shadow.named_modules():
         if getattr(module, "merged", False) is True:
             raise QueryError(
@@ -58,37 +61,37 @@ def _require_unmerged(shadow: nn.Module) -> None:
             )
 
 
-def _put(shadow: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a shadow other weights when it is made already."""
-    for name, tensor in _tensors(shadow).items():
+def _replace_weights(shadow: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Replace the weights of a finished shadow."""
+    for name, tensor in _named_tensors(shadow).items():
         if name in weights:
-            given = weights[name].to(tensor.device)
-            tensor.data = given if isinstance(tensor, nn.Parameter) else given.clone()
+            weight = weights[name].to(tensor.device)
+            tensor.data = weight if isinstance(tensor, nn.Parameter) else weight.clone()
 
 
 def _may_be_merged(module: nn.Module) -> bool:
-    """Whether a module does more in evaluation mode than to change its flag, and is in that mode.
+    """Whether a module is in evaluation mode and overrides ``train()``.
 
-    Its weights may be merged there (loralib), and the memory's are not: training mode takes them apart again.
+    Its weights may then be merged (loralib) while the memory's are not; training mode takes them apart again.
     """
     return not module.training and type(module).train is not nn.Module.train
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-class _Builder(References):
-    """Makes the modules and tensors of one shadow."""
+class _ShadowBuilder(References):
+    """Copies the modules and tensors of a model for one shadow."""
 
     def __init__(
         self, model: nn.Module, weights: Mapping[str, Tensor], *, differentiable: bool, copies: bool
     ) -> None:  # fmt: skip
         super().__init__()
         self.model, self.differentiable = model, differentiable
-        tensors = _tensors(model) if weights else {}
-        self._given = {id(tensors[name]): given for name, given in weights.items() if name in tensors}
+        tensors = _named_tensors(model) if weights else {}
+        self._weights = {id(tensors[name]): weight for name, weight in weights.items() if name in tensors}
         self._written = {
             id(p)
             for module in model.modules()
@@ -122,7 +125,7 @@ class _Builder(References):
         if name.endswith("_hooks") and isinstance(value, dict):
             table = self.remember(value, copy.copy(value))
             table.clear()
-            table.update({key: self.own(hook) for key, hook in list(value.items()) if not is_recording_hook(hook)})
+            table.update({key: self.own(hook) for key, hook in list(value.items()) if not is_own_hook(hook)})
             return table
         return self.own(value)
 
@@ -133,8 +136,8 @@ class _Builder(References):
                 f"this {type(self.model).__name__} has a lazy layer without weights yet. Run one batch through the "
                 "model before asking it."
             )
-        given = self._given.get(id(tensor))
-        data = tensor.detach() if given is None else given.detach().to(tensor.device)
+        weight = self._weights.get(id(tensor))
+        data = tensor.detach() if weight is None else weight.detach().to(tensor.device)
         if not isinstance(tensor, nn.Parameter):
             return data.clone()
         if data.is_inference() or id(tensor) in self._written:
@@ -149,20 +152,20 @@ class _Builder(References):
 
 
 def _may_write(module: nn.Module) -> bool:
-    """Whether the forward pass of a module may write into the parameters that it holds."""
+    """Whether the forward pass of a module may write into its own parameters."""
     limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
     return limited or type(module).__module__.partition(".")[0] not in READS_ONLY
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """What a wrapper passes its inputs on to: one of ``torch.compile``, or one of several processes or devices."""
+    """The module inside a wrapper of ``torch.compile`` or of several processes or devices; None for other modules."""
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return module.module
     return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
 class PassThrough(nn.Module):
-    """Stands for a wrapper of a network in its shadow: all that it does is to pass inputs on."""
+    """Stands for a wrapper of a network in a shadow; it only passes its inputs on."""
 
     @property
     def inner(self) -> nn.Module:

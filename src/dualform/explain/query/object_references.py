@@ -1,8 +1,8 @@
-"""Values that refer to a model's modules and tensors, made to refer to the copies of these.
+"""Copies of values that refer to a model's modules and tensors: each copy refers to the copies of these.
 
 A model's attributes hold more than its tables: modules in lists, a ``forward`` that was patched onto an instance, hooks
-that are methods of another module, weak references to parameters. Each is rebuilt where it leads to the model. Plain
-objects are looked into too, a few deep.
+that are methods of another module, weak references to parameters. Each is rebuilt if it leads to the model. Attributes
+of plain objects are followed too, a few levels deep.
 """
 
 import copy
@@ -23,7 +23,7 @@ Copied = TypeVar("Copied")
 ATOMS = (
     str, int, float, bool, complex, bytes, type(None), type, torch.dtype, torch.device, ModuleType, BuiltinFunctionType,
 )  # fmt: skip
-"""What refers to nothing."""
+"""Types whose values refer to nothing."""
 
 OPAQUE = frozenset(sys.stdlib_module_names) | {
     "torch", "numpy", "pyarrow", "pandas", "transformers", "tokenizers", "datasets", "lightning", "pytorch_lightning",
@@ -31,16 +31,16 @@ OPAQUE = frozenset(sys.stdlib_module_names) | {
 """Packages whose plain objects (trainers, configurations, optimisers, arrays) are shared as they are."""
 
 DEPTH, LARGE = 3, 1000
-"""How deep plain objects are looked into, and how many entries of a container inside one."""
+"""How many levels of plain objects are followed, and how many entries a container inside one may have for that."""
 
 
 class References:
-    """Copies of values by the identity of what they are copies of. ``module`` and ``tensor`` make those of a model."""
+    """Copies of values by the identity of the originals. Subclasses copy modules and tensors."""
 
     def __init__(self) -> None:
         self.memo: dict[int, Any] = {}
         self._originals: list[Any] = []
-        """What the memo knows by its identity, which another object must not get."""
+        """Kept alive, so that no other object gets an identity that the memo holds."""
 
     def module(self, module: nn.Module) -> nn.Module:
         """The copy of a module."""
@@ -51,13 +51,13 @@ class References:
         raise NotImplementedError
 
     def remember(self, value: Any, twin: Copied) -> Copied:
-        """From now on a value has this copy."""
+        """Use this copy of a value from now on."""
         self._originals.append(value)
         self.memo[id(value)] = twin
         return twin
 
     def own(self, value: Any) -> Any:
-        """An attribute of a module. Containers and tensors are copied, as a forward pass may change them in place."""
+        """Copy an attribute of a module, with its containers and tensors: a forward pass may change them in place."""
         if type(value) in weakref.ProxyTypes:
             return self._proxy(value)
         if isinstance(value, Tensor):
@@ -67,7 +67,7 @@ class References:
         return self._leading(value, DEPTH)
 
     def _leading(self, value: Any, depth: int) -> Any:
-        """The value itself, unless it leads to the model: then the same value leading to the copies."""
+        """The value itself, or a copy that leads to the copies if the value leads to the model."""
         if type(value) in weakref.ProxyTypes:
             return self._proxy(value)
         if isinstance(value, ATOMS):
@@ -95,27 +95,27 @@ class References:
     def _proxy(self, value: Any) -> Any:
         try:
             target = value.__repr__.__self__
-        except ReferenceError:  # of something that is gone
+        except ReferenceError:  # its target is gone
             return value
         twin = self._leading(target, DEPTH)
         return value if twin is target else weakref.proxy(twin)
 
-    def _container(self, value: Any, of: Callable[[Any], Any], always: bool = False) -> Any:
+    def _container(self, value: Any, copy_of: Callable[[Any], Any], always: bool = False) -> Any:
         """A container of copies; the same one where nothing in it leads to the model, unless copied ``always``."""
         if id(value) in self.memo:
             return self.memo[id(value)]
         twin = self.remember(value, copy.copy(value))
         if isinstance(value, dict):
-            pairs = [(key, of(key), item, of(item)) for key, item in list(value.items())]
-            same = all(key is new_key and item is new_item for key, new_key, item, new_item in pairs)
+            pairs = [(key, copy_of(key), part, copy_of(part)) for key, part in list(value.items())]
+            same = all(key is new_key and part is new_part for key, new_key, part, new_part in pairs)
             if not same:
                 twin.clear()
-                for _, key, _, item in pairs:
-                    twin[key] = item
+                for _, new_key, _, new_part in pairs:
+                    twin[new_key] = new_part
         else:
-            items = list(value)
-            copies = [of(item) for item in items]
-            same = _all_same(items, copies)
+            parts = list(value)
+            copies = [copy_of(part) for part in parts]
+            same = _all_same(parts, copies)
             if not same:
                 twin.clear()
                 twin.update(copies) if isinstance(twin, set) else twin.extend(copies)
@@ -124,24 +124,24 @@ class References:
             return value
         return twin
 
-    def _frozen(self, value: Any, of: Callable[[Any], Any]) -> Any:
-        items = list(value)
-        copies = [of(item) for item in items]
-        if _all_same(items, copies):
+    def _frozen(self, value: Any, copy_of: Callable[[Any], Any]) -> Any:
+        parts = list(value)
+        copies = [copy_of(part) for part in parts]
+        if _all_same(parts, copies):
             return value
         return value._make(copies) if hasattr(value, "_make") else type(value)(copies)
 
-    def _function(self, value: FunctionType, of: Callable[[Any], Any]) -> Any:
-        """A function over copies of what it closes over. A compiled one is taken as it was before."""
+    def _function(self, value: FunctionType, copy_of: Callable[[Any], Any]) -> Any:
+        """The same function with copies in its closure, defaults and attributes. A compiled one becomes uncompiled."""
         if (plain := vars(value).get("_torchdynamo_orig_callable")) is not None:
-            return of(plain)
+            return copy_of(plain)
         contents = {id(cell): cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)}
         cells = {key: CellType() for key in contents}
         closure = None if value.__closure__ is None else tuple(cells.get(id(c), c) for c in value.__closure__)
         twin = FunctionType(value.__code__, value.__globals__, value.__name__, None, closure)
         self.remember(value, twin)
         parts = [value.__defaults__, value.__kwdefaults__, vars(value), *contents.values()]
-        copies = [of(part) for part in parts]
+        copies = [copy_of(part) for part in parts]
         if _all_same(parts, copies):
             del self.memo[id(value)]
             return value
@@ -152,13 +152,13 @@ class References:
         return twin
 
     def _object(self, value: Any, depth: int) -> Any:
-        """A plain object whose attributes lead to the model."""
+        """A copy of a plain object, if its attributes lead to the model."""
         attributes = getattr(value, "__dict__", None)
         if not depth or not isinstance(attributes, dict) or _is_opaque(value):
             return value
         try:
             twin = object.__new__(type(value))
-        except TypeError:  # it is made in another way, as those of C are
+        except TypeError:  # types written in C are made in another way
             return value
         self.remember(value, twin)
         copies = {name: self._leading(part, depth - 1) for name, part in list(attributes.items())}
@@ -169,14 +169,14 @@ class References:
         return twin
 
 
-def _method(value: MethodType, of: Callable[[Any], Any]) -> MethodType:
-    function, owner = of(value.__func__), of(value.__self__)
+def _method(value: MethodType, copy_of: Callable[[Any], Any]) -> MethodType:
+    function, owner = copy_of(value.__func__), copy_of(value.__self__)
     return value if owner is value.__self__ and function is value.__func__ else MethodType(function, owner)
 
 
-def _partial(value: partial, of: Callable[[Any], Any]) -> partial:
+def _partial(value: partial, copy_of: Callable[[Any], Any]) -> partial:
     parts = [value.func, value.args, value.keywords, vars(value)]
-    function, args, keywords, attributes = copies = [of(part) for part in parts]
+    function, args, keywords, attributes = copies = [copy_of(part) for part in parts]
     if _all_same(parts, copies):
         return value
     twin = type(value)(function, *args, **keywords)
@@ -184,14 +184,14 @@ def _partial(value: partial, of: Callable[[Any], Any]) -> partial:
     return twin
 
 
-def _reference(value: weakref.ref, of: Callable[[Any], Any]) -> weakref.ref:
+def _reference(value: weakref.ref, copy_of: Callable[[Any], Any]) -> weakref.ref:
     target = value()
-    twin = of(target)
+    twin = copy_of(target)
     return value if twin is target else weakref.ref(twin)
 
 
 def _all_same(values: Sequence[Any], copies: Sequence[Any]) -> bool:
-    return all(value is made for value, made in zip(values, copies, strict=True))
+    return all(value is twin for value, twin in zip(values, copies, strict=True))
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -204,11 +204,3 @@ def _is_filled(cell: CellType) -> bool:
 
 def _is_opaque(value: Any) -> bool:
     return not isinstance(value, RemovableHandle) and type(value).__module__.partition(".")[0] in OPAQUE
-
-
-def is_recording_hook(hook: Any) -> bool:
-    """Whether a hook is one of a recording: a question is not to be recorded."""
-    while isinstance(hook, partial | MethodType):
-        hook = hook.func if isinstance(hook, partial) else hook.__func__
-    module = hook.__module__ if isinstance(hook, FunctionType) else type(hook).__module__
-    return module.startswith("dualform.record")

@@ -2,8 +2,9 @@
 
 from .interrupts import Interrupts
 from .method_wrapper import wrapped_method
-from .model_shadow import is_opaque, probe_shadow
+from .own_hooks import is_own_hook
 from .picklable_hook import Hook
+from .probe_shadow import is_opaque, probe_shadow
 from .uncompiled import uncompiled
 
-__all__ = ["Hook", "Interrupts", "is_opaque", "probe_shadow", "uncompiled", "wrapped_method"]
+__all__ = ["Hook", "Interrupts", "is_opaque", "is_own_hook", "probe_shadow", "uncompiled", "wrapped_method"]

@@ -1,4 +1,4 @@
-"""The ledger: one set of weights for each group of visits, which add up to the weights."""
+"""A ledger splits the weights by groups of visits: the parts of all groups and the initial part sum to the weights."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,11 +14,11 @@ from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.store import Store
 
-from .groups import GroupOfSlot, given_groups, groups_of
-from .weights import LedgerParts, explained, split_by
+from ..groups import GroupOfSlot, groups_from_values, groups_of
+from .network import LedgerParts, explained, split_by
 
 LARGEST = 4 << 30
-"""Bytes that a ledger may take."""
+"""The most bytes that a ledger may take."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
 
 
 def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], progress: Progress) -> Ledger:
-    """Split the weights by the values of a column. A group None holds the visits that are not known, if there are."""
-    names, ids = groups_of(store, column) if isinstance(column, str) else given_groups(store, column)
+    """Split the weights by the values of a column. A group None holds the slots of unknown visits, if there are any."""
+    names, ids = groups_of(store, column) if isinstance(column, str) else groups_from_values(store, column)
     column = column if isinstance(column, str) else "group"
     if not explained(store):
         raise QueryError(
             "the weights of this memory are snapshots, as only keys were kept or no rule explains the optimiser, so no "
             "part of them belongs to a group. Record with keep='slots' and an optimiser that has a rule."
         )
-    groups = GroupOfSlot.of_visits((*names, None), ids)
+    groups = GroupOfSlot.of_visits(column, (*names, None), ids)
     size = 8 * len(groups.names) * sum(math.prod(store.parameters[name].shape) for name in explained(store))
     if size > LARGEST:
         raise QueryError(
@@ -86,5 +86,5 @@ def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], prog
 
 def first_names(names: Iterable[Any]) -> str:
     """The first few names, for a message."""
-    known = list(names)
-    return f"{known[:8]}{' …' if len(known) > 8 else ''}"
+    listed = list(names)
+    return f"{listed[:8]}{' …' if len(listed) > 8 else ''}"

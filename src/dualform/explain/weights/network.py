@@ -1,4 +1,4 @@
-"""Weights from slots: every explained parameter as a sum over training, whole or by group."""
+"""The weights of the network at a step and through a mask, rebuilt from slots, ledgers and snapshots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 from dualform.engine import ParameterSplit, StoreView, explained_layers, split_by_group
 from dualform.progress import Progress, bar
 from dualform.store import Store
-from dualform.types import ParameterInfo
+from dualform.types import LayerInfo, ParameterInfo
 
 
 def explained(store: Store) -> list[str]:
@@ -20,10 +20,15 @@ def explained(store: Store) -> list[str]:
     return [p.name for p in store.manifest.parameters if p.kind != "rest"]
 
 
+def is_shared(store: Store, info: LayerInfo) -> bool:
+    """Whether other layers feed the weights of a layer too: an embedding that is tied to the output."""
+    return any(layer is not info and set(layer.weights) & set(info.weights) for layer in store.manifest.layers)
+
+
 def split_by(
     store: Store, view: StoreView, names: Sequence[str], progress: Progress, **options: Any
 ) -> dict[str, ParameterSplit]:
-    """Explained parameters as sums, with a progress bar. Options go to :func:`split`."""
+    """Split explained parameters by groups, with a progress bar. Options go to :func:`split_by_group`."""
     layers = [layer for layer in explained_layers(store) if set(layer.parameters) & set(names)]
     with bar("rebuilding the weights", sum(store.slots(layer.name) for layer in layers), progress) as watch:
         return split_by_group(store, view, names, watch=watch, **options)
@@ -32,9 +37,9 @@ def split_by(
 def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tensor]:
     """Every parameter and buffer that the memory holds: rebuilt from the slots, the rest from its snapshots.
 
-    A mask goes the shortest way: through a ledger that was made before, or by what it hides, else by what it shows.
+    Through a mask they come from what is cheapest: a cached ledger, the slots that it hides, or those that it shows.
     """
-    exact = (weights_from_ledger(store, view) or by_hidden(store, view)) if view.visible is not None else None
+    exact = (weights_from_ledger(store, view) or weights_less_hidden(store, view)) if view.visible is not None else None
     if exact is None:
         parts = split_by(store, view, explained(store), progress) if view.horizon else {}
         exact = {name: part.total for name, part in parts.items()}
@@ -42,30 +47,30 @@ def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tens
             store.cache[("exact", view.horizon)] = exact
     return {
         p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
-        for p in _kept(store, view.horizon)
+        for p in _held_parameters(store, view.horizon)
     }
 
 
-def _kept(store: Store, step: int) -> list[ParameterInfo]:
-    """All parameters and buffers but the frozen ones of which the memory holds fingerprints alone."""
+def _held_parameters(store: Store, step: int) -> list[ParameterInfo]:
+    """All parameters and buffers but the frozen ones, of which the memory holds only fingerprints."""
     missing = set(store.not_kept(step))
     return [p for p in store.manifest.parameters if p.name not in missing]
 
 
 def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | None:
-    """The explained parameters from a ledger whose groups the mask hides or shows as a whole; None without one."""
+    """The explained parameters from a cached ledger of which the mask splits no group; None without such a ledger."""
     assert view.visible is not None
-    for book in store.cache.all("ledger"):
-        if book.horizon == view.horizon and (shown := book.shown(view.visible)) is not None:
-            return {name: part.initial + part.groups[shown].sum(0) for name, part in book.parts.items()}
+    for ledger in store.cache.all("ledger"):
+        if ledger.horizon == view.horizon and (shown := ledger.shown(view.visible)) is not None:
+            return {name: part.initial + part.groups[shown].sum(0) for name, part in ledger.parts.items()}
     return None
 
 
-def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
-    """The explained parameters less what the mask hides: where all of them are known, and it hides less than half."""
+def weights_less_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
+    """The explained parameters less what the mask hides; None unless they are cached and it hides less than half."""
     assert view.visible is not None
-    whole = store.cache.get(("exact", view.horizon))
-    if whole is None or any(store.is_preconditioned(name) or not store.parameters[name].by_slots for name in whole):
+    totals = store.cache.get(("exact", view.horizon))
+    if totals is None or any(store.is_preconditioned(name) or not store.parameters[name].by_slots for name in totals):
         return None
     layers = explained_layers(store)
     if any((store.calls(layer.name).visit < 0).any() for layer in layers):  # slots that no mask can hide
@@ -73,14 +78,15 @@ def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     hidden = ~view.visible & (store.visits["step"].to_numpy() <= view.horizon)
     if 2 * int(hidden.sum()) > len(hidden):
         return None
-    gone = split_by_group(store, StoreView(view.horizon, hidden), list(whole))
-    return {name: total - gone[name].groups.sum(0) for name, total in whole.items()}
+    masked = split_by_group(store, StoreView(view.horizon, hidden), list(totals))
+    return {name: total - masked[name].groups.sum(0) for name, total in totals.items()}
 
 
 @dataclass(frozen=True)
 class LedgerParts:
-    """The parts of a ledger at a horizon, with the visits up to it and the group of each; the last group is for what
-    is not known.
+    """The parts of a ledger at a horizon, with the visits up to it and the group of each.
+
+    The last group is for slots of unknown visits.
     """
 
     horizon: int
@@ -89,20 +95,20 @@ class LedgerParts:
     parts: dict[str, ParameterSplit]
 
     def shown(self, visible: Bool[np.ndarray, " V"]) -> list[int] | None:
-        """The groups that a mask shows; None where it takes one apart, or hides a part of what is not known."""
+        """The groups that a mask shows; None if it splits a group, or hides visits of the last one."""
         groups = len(next(iter(self.parts.values())).groups)
         count = np.bincount(self.of_visit, minlength=groups)
-        seen = np.bincount(self.of_visit, weights=visible[self.visits], minlength=groups).astype(int)
-        if ((seen > 0) & (seen < count)).any() or seen[-1] < count[-1]:
+        visible_count = np.bincount(self.of_visit, weights=visible[self.visits], minlength=groups).astype(int)
+        if ((visible_count > 0) & (visible_count < count)).any() or visible_count[-1] < count[-1]:
             return None
-        return np.flatnonzero(seen == count).tolist()
+        return np.flatnonzero(visible_count == count).tolist()
 
 
 def kept_network(store: Store, step: int) -> dict[str, Tensor]:
-    """Every parameter and buffer from its snapshot."""
-    return {p.name: store.snapshot(p.name, step) for p in _kept(store, step)}
+    """Every parameter and buffer from its snapshot, as it was kept at a step."""
+    return {p.name: store.snapshot(p.name, step) for p in _held_parameters(store, step)}
 
 
 def one_parameter(store: Store, view: StoreView, name: str) -> Tensor:
-    """One explained parameter in float64."""
+    """One explained parameter in float64, rebuilt."""
     return split_by_group(store, view, [name])[name].total

@@ -1,6 +1,6 @@
 r"""How much each visit put into a layer: :math:`\sum |c_t|\,\lVert e_t\rVert\,\lVert x_t\rVert` over its slots.
 
-For a visit with one slot this is the norm of its part of the weights, else a bound of it. Where a map has several
+For a visit with one slot this is the norm of its part of the weights, otherwise a bound of it. If a map has several
 pieces (the two sides of an LSTM) or parts (a grouped convolution) it is the norm over all of them.
 """
 
@@ -13,11 +13,11 @@ from dualform.errors import QueryError
 from dualform.progress import OnProgress
 from dualform.store import Store, split_by_parameter
 
-from .contributions import is_preconditioned
+from ..query import is_preconditioned
 
 
 def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | None = None) -> Float[Tensor, " V"]:
-    """One number for each visit of the memory; 0 for those that the view does not show."""
+    """The size of each visit of the memory; 0 for visits that the view does not show."""
     info, _ = store.layer(layer)
     if (
         info.keep != "slots"
@@ -27,7 +27,7 @@ def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | N
     ):
         raise QueryError(
             f"the visits' parts of layer '{layer}' have no sizes: they need slots of a layer that is no embedding, and "
-            "an optimiser of the SGD family, where one number tells what a slot counts for."
+            "an optimiser of the SGD family, where each slot has one coefficient."
         )
     total = torch.zeros(len(store.visits) + 1, dtype=torch.float64)
     of_step = [(piece, coefficients(store, piece.parameter, view.horizon).of_step) for piece in info.pieces]
@@ -41,6 +41,6 @@ def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | N
                 key = keys[:, k][:, piece.begin : piece.end]
                 square += value * errors[:, e].square().sum(1) * key.square().sum(1)
         size, scale = square.sqrt(), slots.block.key_scale
-        visits = torch.from_numpy(slots.block.visits) % len(total)  # −1, not known, goes to the last entry
+        visits = torch.from_numpy(slots.block.visits) % len(total)  # −1 (unknown) goes to the last entry
         total.index_add_(0, visits, size if scale is None else size * scale)
     return total[:-1]

@@ -12,9 +12,9 @@ from dualform.types import Mark
 class Certificate(Mapping[str, float]):
     """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
 
-    ``floor`` is what the rounding of training itself leaves; ``rest`` are the parameters that are kept, not explained,
-    and ``reasons`` tells why of each; ``marks`` what was noticed while recording; ``ending`` says so if the recording
-    ended here, but was not closed.
+    ``floor`` is the rounding error of training itself. ``rest`` are the parameters that are kept as snapshots and not
+    explained, and ``reasons`` says why of each. ``marks`` lists what was noticed while recording. ``ending`` is not
+    empty if the recording ended here without being closed.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Certificate(Mapping[str, float]):
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
-        """One line a parameter."""
+        """One line per parameter."""
         pd = require("pandas", "pandas")
         frame = pd.DataFrame({"error": dict(self.errors), "floor": dict(self.floor)})
         frame.index.name = "parameter"

@@ -1,8 +1,21 @@
-"""A shadow of a model: a second tree of modules over the same weights, which can be run without touching the first.
+"""A second tree of modules over a model's weights, in which the recorder tries out how the rows of a call lie.
 
-Every module is copied shallowly and gets its own tables. Parameters become other leaf tensors over the same storage;
-buffers and plain containers are copied. A model with a reference that cannot be redirected (a ``forward`` that closes
-over a module) is rejected.
+Every module is copied shallowly, with tables of its own. Parameters are other leaves over the same storage, buffers are
+copies, plain containers are copied. A model that needs more than that (its ``forward`` closes over a module) is
+rejected with :class:`NoShadow`; the recorder then assumes the usual arrangement of its rows.
+
+The shadow that answers questions (``dualform.explain.query.model_shadow``) is another one, for these reasons:
+
+- The probe makes several shadows of each new arrangement of rows in the middle of training, so it follows references
+  through plain containers only. A question is asked once, so its shadow follows functions, weak references and objects.
+- The probe keeps the model's mode and runs the forward pass as training does; only batch normalisation evaluates. A
+  question is always asked in evaluation mode.
+- The probe drops the user's hooks behind the forward pass, which may log or count. A question keeps them, as they may
+  change what the model says.
+- The probe looks at errors alone: its parameters forget their gradients, and frozen ones need no leaf. A question may
+  be asked with other weights, and about frozen layers.
+
+Both leave out dualform's own hooks (:func:`is_own_hook`).
 """
 
 from collections import OrderedDict
@@ -13,23 +26,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .own_hooks import is_own_hook
+
 HOOKS = (
     "_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )  # fmt: skip
-"""Tables that begin empty in a shadow. Hooks before the forward pass stay: weight norm and pruning compute there."""
-
-OWN = ("dualform.record", "dualform.explain")
-"""Packages whose hooks are left out of a shadow."""
+"""Tables that are empty in a shadow. Hooks before the forward pass stay: weight norm and pruning compute there."""
 
 
 class NoShadow(Exception):
-    """A model of which no shadow can be made."""
+    """The model refers to its modules in a way that a shadow cannot follow."""
 
 
 def probe_shadow(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Make a shadow of each module, that of the model first. Tied weights stay tied."""
+    """A shadow of each module of a model, that of the model itself first. Tied weights stay tied."""
     originals = list(model.modules())
     for module in originals:
         if is_opaque(module):
@@ -67,7 +79,7 @@ def _leaf(parameter: nn.Parameter) -> Tensor:
     if type(parameter) is not nn.Parameter or not parameter.requires_grad:
         return parameter
     leaf = nn.Parameter(parameter.detach())
-    leaf.register_post_accumulate_grad_hook(_forget_gradient)  # a probe needs errors only
+    leaf.register_post_accumulate_grad_hook(_forget_gradient)  # only errors are read
     return leaf
 
 
@@ -76,7 +88,7 @@ def _forget_gradient(parameter: Tensor) -> None:
 
 
 def _follow(value: Any, replaced: dict[int, Any]) -> Any:
-    """The same value with modules and tensors of the shadow in place of the model's."""
+    """Replace the model's modules and tensors in a value by those of the shadow."""
     if id(value) in replaced:
         return replaced[id(value)]
     if type(value) in (list, tuple, set):
@@ -91,10 +103,8 @@ def _follow(value: Any, replaced: dict[int, Any]) -> Any:
 
 
 def _drop_own_hooks(module: nn.Module) -> None:
-    """Remove the hooks of this package that run before the forward pass."""
+    """Remove the recorder's own hooks before the forward pass."""
     for number, hook in list(module._forward_pre_hooks.items()):
-        while isinstance(hook, partial):
-            hook = hook.func
-        if getattr(hook, "__module__", "").startswith(OWN):
+        if is_own_hook(hook):
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)

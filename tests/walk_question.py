@@ -1,0 +1,78 @@
+"""Which functions and files one question passes: ``python tests/walk_question.py`` lists them for SGD and for Adam.
+
+The question is ``memory.attend(model, x).top(5, layer="0")`` to a memory that was just opened.
+"""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from helpers import batches, mlp, trained
+from torch import nn, optim
+
+import dualform
+
+SOURCE = str(Path(dualform.__file__).parent) + "/"
+COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>")
+
+
+def walk(question: Callable[[], Any]) -> list[tuple[str, str]]:
+    """The functions of dualform that a question calls, as (file, function), in the order of their first call."""
+    hops: dict[tuple[str, str], None] = {}
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(SOURCE) and code.co_name not in COMPREHENSIONS:
+            hops[code.co_filename.removeprefix(SOURCE), code.co_qualname] = None
+
+    sys.setprofile(note)
+    try:
+        question()
+    finally:
+        sys.setprofile(None)
+    return list(hops)
+
+
+def walks_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) -> list[list[tuple[str, str]]]:
+    """The walks of two questions to a memory, each one ``attend`` and one ``top``: the first opens its files."""
+    model = mlp(4, 6, 3)
+    run = trained(path, model, optimizer(model), batches(4, 5, 4, 3))
+    memory, x = dualform.open(path), run.inputs[:2]
+    return [walk(lambda: memory.attend(model, x).top(5, layer="0")) for _ in range(2)]
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module) -> optim.Optimizer:
+    return optim.Adam(model.parameters(), lr=0.01)
+
+
+def show(title: str, hops: list[tuple[str, str]]) -> None:
+    files: dict[str, list[str]] = {}
+    for file, function in hops:
+        files.setdefault(file, []).append(function)
+    folders = Counter(file.split("/")[0] for file in files)
+    print(f"\n{title}: {len(hops)} functions in {len(files)} files")
+    print("  files by folder: " + ", ".join(f"{folder} {count}" for folder, count in folders.most_common()))
+    for file, functions in files.items():
+        print(f"  {file:<40} {', '.join(functions)}")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for optimizer in (sgd, adam):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = walks_of_top(optimizer, Path(folder) / "memory")
+        show(f"{optimizer.__name__}, first question", first)
+        show(f"{optimizer.__name__}, second question", second)
+
+
+if __name__ == "__main__":
+    main()
