@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dualform.attention import build
 from dualform.attention.allocation import handed_out, head_norms, key_driven
 from dualform.attention.cache import Cache
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from experiments.measure import ratios, timed, work
 
 WIDTH = 384

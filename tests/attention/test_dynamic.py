@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dualform.attention import load_from
 from dualform.attention.allocation import head_norms, proportional, repaired_at_random
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from dualform.errors import SizeError
 
 KINDS = ["diff", "ema"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dualform.attention import GroupedQueryAttention, build, load_from
 from dualform.attention.allocation import handed_out, key_driven, owners
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from dualform.errors import SizeError
 
 NAMES = ["gqa", "kdgqa", "dgqa", "pgqa"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dualform import attention
 from dualform.attention import KeyDrivenAttention, load_from
 from dualform.attention.allocation import head_norms, key_driven
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from dualform.errors import QueryError, SizeError
 
 MODES = ["clean", "reference"]

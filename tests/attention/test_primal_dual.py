@@ -11,9 +11,9 @@ from making import close, layer, random
 from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, load_from
-from dualform.attention.core import attend
 from dualform.attention.expansion import feature_map
 from dualform.attention.linear import through_prefixes, through_state
+from dualform.attention.masked_attention import attend
 from dualform.attention.norm import key_statistics, normalised_query, prefix_statistics
 from dualform.attention.windows import WindowPool, Windows
 from dualform.errors import SizeError

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .allocation import handed_out
-from .core import see_that_they_fit, split_heads
 from .grouped import GroupedQueryAttention
+from .masked_attention import see_that_they_fit, split_heads
 from .pairs import Padding, blanked
 
 Watcher = Callable[[Int[Tensor, "#b G"]], None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualform.errors import SizeError
 
-from .core import wide
+from .masked_attention import wide
 from .pairs import Padding
 
 

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualform.arguments import one_of, whole_number
 from dualform.errors import SizeError
 
-from .core import chosen, whole_number
 from .heads import MultiHead
 from .norm import KeyNorm
 from .pairs import Padding, blanked
@@ -49,7 +49,7 @@ class ConvAttention(MultiHead):
             )
         self.axes, self.side, self.grid = axes, kernel, grid
         self.one_sided, self.class_tokens = one_sided, whole_number("class_tokens", class_tokens)
-        self.apply_to: ApplyTo = chosen("apply_to", apply_to, ("qk", "k", "qkv"))
+        self.apply_to: ApplyTo = one_of("apply_to", apply_to, ("qk", "k", "qkv"))
         self.conv = self._delta()
         self.value_conv = self._delta() if apply_to == "qkv" else None
 

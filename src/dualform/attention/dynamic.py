@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualform.arguments import one_of, whole_number
 from dualform.errors import SizeError
 
 from .allocating import Allocating, going_back
 from .allocation import head_norms, proportional, repaired_at_random, rounding, uniform
-from .core import Mode, chosen, whole_number, wide
+from .masked_attention import Mode, wide
 from .pairs import Padding
 
 UpdateKind = Literal["diff", "ema"]
@@ -53,8 +54,8 @@ class DynamicAttention(Allocating):
         beta: float = 0.9, mode: Mode = "clean", dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
-        self.kind: UpdateKind = chosen("kind", kind, ("diff", "ema"))
-        self.mode: Mode = chosen("mode", mode, ("clean", "reference"))
+        self.kind: UpdateKind = one_of("kind", kind, ("diff", "ema"))
+        self.mode: Mode = one_of("mode", mode, ("clean", "reference"))
         self.window, self.beta = whole_number("window", window, 1), beta
         if not 0 <= beta <= 1:
             raise SizeError(f"beta={beta} must lie in [0, 1]: it is the share of the new norms.")

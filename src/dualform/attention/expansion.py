@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .core import softmax_of_seen, wide
+from .masked_attention import softmax_of_seen, wide
 from .norm import KeyNorm, Statistics
 from .pairs import Pairs
 

@@ -12,9 +12,11 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dualform.arguments import exact_ratio, whole_number
+
 from .allocation import uniform
-from .core import exact_ratio, split_heads, whole_number
 from .heads import EarlierTokens, HeadGroup, Heads, Projected
+from .masked_attention import split_heads
 from .pairs import Padding, Pairs
 from .softmax import SoftmaxKernel
 from .windows import Windows

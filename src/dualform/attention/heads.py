@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualform.arguments import exact_ratio
 from dualform.errors import SizeError
 
 from .cache import Cache
-from .core import exact_ratio, merge_heads, see_that_they_fit, split_heads
 from .expansion import Expansion
+from .masked_attention import merge_heads, see_that_they_fit, split_heads
 from .norm import KeyNorm
 from .pairs import Padding, Pairs, blanked
 from .windows import Windows

@@ -10,11 +10,12 @@ code does, but for what ``mode`` says.
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualform.arguments import one_of, whole_number
 from dualform.errors import SizeError
 
 from .allocating import Allocating
 from .allocation import head_norms, key_driven
-from .core import Mode, chosen, whole_number
+from .masked_attention import Mode
 from .pairs import Padding
 
 
@@ -33,7 +34,7 @@ class KeyDrivenAttention(Allocating):
         dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
-        self.mode, self.least = chosen("mode", mode, ("clean", "reference")), whole_number("least", least)
+        self.mode, self.least = one_of("mode", mode, ("clean", "reference")), whole_number("least", least)
         if least * self.kv_heads > heads:
             raise SizeError(
                 f"least={least} for each of {self.kv_heads} groups is more than {heads} heads: it is at most "

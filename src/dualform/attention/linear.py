@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .core import wide
 from .expansion import Expansion, feature_map, products, query_features, ratio
 from .heads import MultiHead
+from .masked_attention import wide
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
 

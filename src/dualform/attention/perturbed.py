@@ -15,12 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from dualform.arguments import one_of
 from dualform.errors import SizeError
 
 from .cache import Cache
-from .core import Mode, chosen, wide
 from .expansion import Expansion
 from .grouped import GroupedQueryAttention
+from .masked_attention import Mode, wide
 from .pairs import Padding
 
 NoiseTarget = Literal["map", "output"]
@@ -56,12 +57,12 @@ class PerturbedAttention(GroupedQueryAttention):
         bias: bool = True,
     ) -> None:
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
-        clean = chosen("mode", mode, ("clean", "reference")) == "clean"
+        clean = one_of("mode", mode, ("clean", "reference")) == "clean"
         if not 0 <= scale < math.inf:
             raise SizeError(f"scale={scale} must be a finite number, 0 or more: so many times the noise is subtracted.")
         self.mode, self.scale = mode, scale
-        self.target = chosen("target", target or ("map" if clean else "output"), ("map", "output"))
-        self.noise: Noise = chosen("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
+        self.target = one_of("target", target or ("map" if clean else "output"), ("map", "output"))
+        self.noise: Noise = one_of("noise", noise or ("normal" if clean else "uniform"), ("normal", "uniform"))
         self.centred = clean if centred is None else centred
         self.train_only = clean if train_only is None else train_only
 

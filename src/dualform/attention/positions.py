@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from dualform.arguments import whole_number
 from dualform.errors import SizeError
 
-from .core import split_heads, whole_number
+from .masked_attention import split_heads
 
 Offsets = tuple[Float[Tensor, "b H c d"], Float[Tensor, "b H c"]]
 """For each head and offset the vector R that a query is multiplied with, and the number S that is added."""

@@ -15,11 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dualform.arguments import exact_ratio, one_of
 from dualform.errors import SizeError
 
-from .core import chosen, exact_ratio, softmax_of_seen
 from .expansion import Expansion
 from .heads import MultiHead
+from .masked_attention import softmax_of_seen
 from .norm import KeyNorm
 from .pairs import Pairs
 from .positions import SinusoidPositions, TablePositions, one_for_all, shifted
@@ -38,7 +39,7 @@ class RelativeSoftmaxKernel(nn.Module):
         self.heads, self.size = heads, exact_ratio("width", width, "heads", heads)
         self.u = nn.Embedding(1, width)
         nn.init.zeros_(self.u.weight)
-        table = chosen("pos", pos, ("table", "sinusoid")) == "table"
+        table = one_of("pos", pos, ("table", "sinusoid")) == "table"
         self.position = TablePositions(width, heads, reach) if table else SinusoidPositions(width, heads)
 
     def outputs(

@@ -17,8 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import Mode, chosen, whole_number
+from dualform.arguments import one_of, whole_number
+
 from .heads import AttentionKernel, EarlierTokens, MultiHead, Projected
+from .masked_attention import Mode
 from .pairs import Padding, blanked
 from .relative import PositionName, RelativeSoftmaxKernel
 from .softmax import SoftmaxKernel
@@ -38,8 +40,8 @@ class LookingBack(nn.Module):
     def __init__(self, width: int, heads: int, kernel: int, *, sharing: Sharing, bias: bool, init: Init) -> None:
         super().__init__()
         self.heads, self.past, size = heads, whole_number("kernel", kernel, 1) - 1, width // heads
-        self.sharing: Sharing = chosen("sharing", sharing, ("channel", "head"))
-        chosen("init", init, ("default", "primer", "identity"))
+        self.sharing: Sharing = one_of("sharing", sharing, ("channel", "head"))
+        one_of("init", init, ("default", "primer", "identity"))
         self.conv = (
             nn.Conv2d(size, size, (1, kernel), groups=size, bias=bias) if sharing == "channel"
             else nn.Conv1d(width, width, kernel, groups=width, bias=bias)
@@ -80,8 +82,8 @@ class ConvolvedAttention(MultiHead):
     ) -> None:  # fmt: skip
         super().__init__(width, heads, weigh or SoftmaxKernel(), dropout=dropout, bias=bias, qk_bias=qk_bias)
         self.segments = isinstance(self.kernel, SoftmaxKernel | RelativeSoftmaxKernel)
-        chosen("query_context", query_context, ("memory", "segment"))
-        reference = chosen("mode", mode, ("clean", "reference")) == "reference"
+        one_of("query_context", query_context, ("memory", "segment"))
+        reference = one_of("mode", mode, ("clean", "reference")) == "reference"
         self.query_context: QueryContext = "segment" if reference else query_context
         self.query_conv, self.key_conv, self.value_conv = (
             LookingBack(width, heads, kernel, sharing=sharing, bias=conv_bias, init=init) for _ in range(3)

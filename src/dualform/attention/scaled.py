@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dualform.arguments import one_of, whole_number
 from dualform.errors import SizeError
 
-from .core import chosen, split_heads, whole_number
 from .heads import AttentionKernel, HeadGroup, Heads
+from .masked_attention import split_heads
 from .norm import KeyNorm
 from .pairs import Padding, Pairs
 from .softmax import SoftmaxKernel
@@ -56,7 +57,7 @@ class ScaledHeadAttention(Heads):
         self.scales = tuple(default_scales(heads) if scales is None else scales)
         if len(self.scales) != heads or not all(isinstance(scale, int) and scale > 0 for scale in self.scales):
             raise SizeError(f"scales={list(self.scales)} must hold {heads} whole numbers, one a head, 1 or more.")
-        self.pool: WindowPool = chosen("pool", pool, ("avg", "stride"))
+        self.pool: WindowPool = one_of("pool", pool, ("avg", "stride"))
         self.prepool, self.class_tokens, self.grid = prepool, whole_number("class_tokens", class_tokens), grid
         self.members = {scale: [i for i in range(heads) if self.scales[i] == scale] for scale in sorted({*self.scales})}
         by_scale = [head for members in self.members.values() for head in members]

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .core import attend
 from .expansion import Expansion, exponential
 from .heads import MultiHead
+from .masked_attention import attend
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
 

@@ -18,11 +18,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from dualform.arguments import whole_number
 from dualform.errors import SizeError
 
-from .core import attend, whole_number
 from .expansion import Expansion, exponential
 from .heads import MultiHead
+from .masked_attention import attend
 from .norm import KeyNorm, statistics_of, subset_statistics
 from .pairs import Pairs
 from .windows import Windows

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
-from .core import wide
+from .masked_attention import wide
 
 WindowPool = Literal["avg", "stride"]
 Grid = tuple[int, int] | None

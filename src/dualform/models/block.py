@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dualform.attention import Padding, build, chosen
+from dualform.arguments import one_of
+from dualform.attention import Padding, build
 from dualform.errors import SizeError
 
 Activation = Literal["gelu", "relu"]
@@ -17,7 +18,7 @@ class Feedforward(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, activation: Activation = "gelu") -> None:
         super().__init__()
-        act = nn.GELU() if chosen("activation", activation, ("gelu", "relu")) == "gelu" else nn.ReLU()
+        act = nn.GELU() if one_of("activation", activation, ("gelu", "relu")) == "gelu" else nn.ReLU()
         self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), act, nn.Linear(hidden, width)
         self.drop = nn.Dropout(dropout)
 

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualform.attention import ATTENTIONS, ConvAttention, Heads, TablePositions, sinusoids, whole_number
+from dualform.arguments import one_of, whole_number
+from dualform.attention import ATTENTIONS, ConvAttention, Heads, TablePositions, sinusoids
 from dualform.errors import SizeError
 
 from .block import Activation, TransformerBlock
@@ -41,8 +42,7 @@ class SegmentLM(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.memory = whole_number("memory", memory)
-        if positions not in ("sinusoid", "default", None):
-            raise SizeError(f"positions={positions!r} is not known; choose 'default', 'sinusoid' or None.")
+        one_of("positions", positions, ("default", "sinusoid", None))
         self.positions = not attention.startswith("relative") if positions == "default" else positions is not None
         self.scaled = self.positions if scaled is None else scaled
         self.embed = nn.Embedding(tokens, width)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import exact_ratio
+from dualform.arguments import exact_ratio
 from dualform.errors import SizeError
 
 from .block import TransformerBlock

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.errors import SizeError
 from dualform.models import TransformerBlock, ViT
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.errors import LayerNotFound
 
 from .tuned import ModelT, frozen_copy

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.models import ViT
 
 from .tuned import frozen_copy, patch_bound, see_that_it_is_a_vit

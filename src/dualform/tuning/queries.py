@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dualform.arguments import one_of, whole_number
 from dualform.attention import (
     ConvAttention,
     ConvolvedAttention,
@@ -26,8 +27,6 @@ from dualform.attention import (
     RelativeAttention,
     SparseAttention,
     SparseKernel,
-    chosen,
-    whole_number,
 )
 from dualform.errors import SizeError
 from dualform.models import ViT
@@ -61,8 +60,8 @@ class VisualQueryTuning(Tuned):
         pool: TokenPool = "class", detach_backbone: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(backbone, detach_backbone=detach_backbone)
-        self.combine: Combine = chosen("combine", combine, ("concat", "mean", "weighted"))
-        self.pool: TokenPool = chosen("pool", pool, ("class", "mean"))
+        self.combine: Combine = one_of("combine", combine, ("concat", "mean", "weighted"))
+        self.pool: TokenPool = one_of("pool", pool, ("class", "mean"))
         if not 0 <= dropout < 1:
             raise SizeError(f"dropout={dropout} must lie in [0, 1).")
         see_that_queries_are_free(backbone, detach_backbone)

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualform.attention import whole_number, wide
+from dualform.arguments import whole_number
+from dualform.attention import wide
 from dualform.errors import SizeError
 from dualform.models import ViT
 

@@ -5,8 +5,7 @@ width of a token (H·d). ``padding`` is True at tokens that are not there, as in
 a query.
 """
 
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +14,6 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
-ChoiceT = TypeVar("ChoiceT", bound=str)
 Mode = Literal["clean", "reference"]
 """What we would do, or what the released code of a paper does."""
 
@@ -96,26 +94,3 @@ def see_that_they_fit(
         raise SizeError(
             f"causal attention is of {whose} to itself, but there are {x.shape[1]} queries and {tokens} keys."
         )
-
-
-def whole_number(name: str, value: object, least: int = 0) -> int:
-    """A whole number that is not too small."""
-    if not isinstance(value, int) or value < least:
-        raise SizeError(f"{name}={value!r} must be a whole number, {least} or more.")
-    return value
-
-
-def exact_ratio(what: str, value: int, by: str, count: int) -> int:
-    """One number divided by another, without rest."""
-    if count < 1 or value < 1 or value % count:
-        known = [i for i in range(1, max(1, value) + 1) if value % i == 0]
-        raise SizeError(f"{what}={value} must be a multiple of {by}={count}; divisors of {value} are {known}.")
-    return value // count
-
-
-def chosen(name: str, value: ChoiceT, among: Sequence[ChoiceT]) -> ChoiceT:
-    """One of a few words."""
-    if value not in among:
-        *first, last = map(repr, among)
-        raise SizeError(f"{name}={value!r} is not known; choose {', '.join(first)} or {last}.")
-    return value
