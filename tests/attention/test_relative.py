@@ -460,7 +460,7 @@ def test_what_has_no_cache_says_so():
         ("bn", "BatchNormAttention"), ("sh", "ScaledHeadAttention"), ("linear", "LinearAttention"),
         ("kdgqa", "KeyDrivenAttention"),
     ):  # fmt: skip
-        with pytest.raises(SizeError, match=f"a {kind} cannot continue from a cache: it takes no segments"):
+        with pytest.raises(SizeError, match=f"a {kind} cannot continue from a cache: it does not take segments"):
             layer(name).step(random(1, 1, 12))
     _, cache = layer("relative").step(random(1, 1, 12))
     with pytest.raises(SizeError, match="x has a batch of 2, but the cache has one of 1"):
@@ -473,17 +473,21 @@ def test_what_has_no_cache_says_so():
         (
             ("gqa", {"groups": 2}),
             ("gqa", {"groups": 4}),
-            "keys of 2 heads with 3 numbers each, and this layer 4",
+            "keys of 2 heads with 3 channels each, but this layer has 4",
         ),
         (("softmax", {}), ("gqa", {}), "keys of 4 heads"),
-        (("softmax", {"heads": 2}), ("softmax", {}), "keys of 2 heads with 6 numbers each, and this layer 4 with 3"),
+        (
+            ("softmax", {"heads": 2}),
+            ("softmax", {}),
+            "keys of 2 heads with 6 channels each, but this layer has 4 with 3",
+        ),
         (
             ("softmax", {}),
             ("mdha", {}),
-            r"are \[\], and this layer's \[\(2, 12\), \(2, 12\), \(2, 12\)\]",
+            r"earlier inputs of shapes \[\], but this layer needs \[\(2, 12\), \(2, 12\), \(2, 12\)\]",
         ),
-        (("mdha", {}), ("softmax", {}), r"before its next token are \[\(2, 12\)"),
-        (("mdha", {"kernel": 2}), ("mdha", {"kernel": 5}), r"are \[\(1, 12\).*this layer's \[\(3, 12\)"),
+        (("mdha", {}), ("softmax", {}), r"earlier inputs of shapes \[\(2, 12\)"),
+        (("mdha", {"kernel": 2}), ("mdha", {"kernel": 5}), r"shapes \[\(1, 12\).*this layer needs \[\(3, 12\)"),
     ],
 )
 def test_a_cache_of_another_layer_is_refused(one, two, words):
