@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from dualform.attention import build
-from dualform.attention.allocation import handed_out, head_norms, key_driven
+from dualform.attention.allocation import head_norms, key_driven, repeat_for_query_heads
 from dualform.attention.cache import Cache
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from experiments.measure import ratios, timed, work
 
 WIDTH = 384
@@ -127,7 +127,7 @@ def allocation(batch, length, heads, turns):
     given = key_driven(head_norms(k), heads)
 
     def out():
-        return handed_out(k, given, heads), handed_out(v, given, heads)
+        return repeat_for_query_heads(k, given, heads), repeat_for_query_heads(v, given, heads)
 
     keys = out()
     runs = [lambda: SDPA(q, *keys), lambda: key_driven(head_norms(k), heads), out]

@@ -13,6 +13,7 @@ FLOW = [
     "errors",
     "types",
     "progress",
+    "arguments",
     "data",
     "attention",
     "models",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dualform.attention import GroupedQueryAttention, ScaledHeadAttention, build
-from dualform.attention.allocation import handed_out
+from dualform.attention.allocation import repeat_for_query_heads
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -48,7 +48,7 @@ def values(made: Any, x: Tensor, causal: bool = False, padding: Tensor | None = 
     """The values of all tokens, unpooled, head by head; zero where a token is not there."""
     if isinstance(made, GroupedQueryAttention):
         found = made.value(x).unflatten(-1, (made.kv_heads, -1)).transpose(1, 2)
-        found = handed_out(found, made.allocate(x, padding=padding), made.heads).transpose(1, 2).flatten(2)
+        found = repeat_for_query_heads(found, made.allocate(x, padding=padding), made.heads).transpose(1, 2).flatten(2)
     elif isinstance(made, ScaledHeadAttention):
         found = torch.cat([each(x) for each in made.value.values()], -1)
     else:

@@ -142,7 +142,7 @@ def test_repair_at_random_is_within_a_few_of_the_shares_and_never_negative():
     assert one == two and len(set(map(tuple, one))) > 5
     assert all(sum(each) == 8 and min(each) >= 0 for each in one)
     assert repaired_at_random(torch.tensor([100.0, 110, 120, 130, 90, 95]), 12).tolist() == [2] * 6
-    with pytest.raises(SizeError, match=r"\[0\.0, 0\.0\] over their sum, 0: .*does not end here"):
+    with pytest.raises(SizeError, match=r"\[0\.0, 0\.0\] over their sum, 0: .*does not terminate here"):
         repaired_at_random(torch.zeros(2), 8)
 
 

@@ -249,15 +249,15 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 WRONG = [
-    (torch.zeros(6, 8), None, None, r"x is \(6, 8\), and must be \(batch, tokens, width=8\)"),
+    (torch.zeros(6, 8), None, None, r"x is \(6, 8\), but must be \(batch, tokens, width=8\)"),
     (torch.zeros(2, 6, 7), None, None, r"x is \(2, 6, 7\)"),
     (torch.zeros(2, 0, 8), None, None, r"1 token or more"),
-    (torch.zeros(2, 6, 8), torch.zeros(1, 6, 8), None, "x has a batch of 2, and context one of 1"),
+    (torch.zeros(2, 6, 8), torch.zeros(1, 6, 8), None, "x has a batch of 2, but context has one of 1"),
     (
         torch.zeros(2, 6, 8),
         None,
         torch.zeros(2, 1, dtype=torch.bool),
-        r"padding is torch.bool of \(2, 1\), and must be bool of \(2, 6\)",
+        r"padding is torch.bool of \(2, 1\), but must be bool of \(2, 6\)",
     ),
     (torch.zeros(2, 6, 8), None, torch.zeros(2, 6), "padding is torch.float32"),
 ]

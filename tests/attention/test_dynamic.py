@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dualform.attention import load_from
 from dualform.attention.allocation import head_norms, proportional, repaired_at_random
-from dualform.attention.core import split_heads
+from dualform.attention.masked_attention import split_heads
 from dualform.errors import SizeError
 
 KINDS = ["diff", "ema"]
@@ -196,7 +196,7 @@ def test_the_future_does_not_leak_in_training_either():
     one, two = (made(window=1) for _ in range(2))
     close(one(x, causal=True)[:, :5], two(other, causal=True)[:, :5])
     assert not torch.equal(one.waiting, two.waiting) or not torch.equal(one.cache, two.cache)
-    with pytest.raises(SizeError, match="mode='reference' counts at once, so the future would leak"):
+    with pytest.raises(SizeError, match="mode='reference' takes effect at once, so the future would leak"):
         made(mode="reference")(x, causal=True)
 
 
@@ -362,7 +362,7 @@ def test_released_evaluation_changes_what_it_evaluates_with():
     torch.testing.assert_close(one.cache, norms(one, y).sum(0))
     assert not torch.equal(one.cache, before)
     with pytest.raises(
-        SizeError, match=r"\[0\.0, 0\.0, 0\.0, 0\.0\] over their sum, 0.*two batches with the same keys"
+        SizeError, match=r"\[0\.0, 0\.0, 0\.0, 0\.0\] over their sum, 0.*two batches in a row with the same keys"
     ):
         one(y)
     outputs = []

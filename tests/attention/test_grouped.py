@@ -11,8 +11,8 @@ from making import close, layer, named_by_timm, random
 from torch import Tensor, nn
 
 from dualform.attention import GroupedQueryAttention, build, load_from
-from dualform.attention.allocation import handed_out, key_driven, owners
-from dualform.attention.core import split_heads
+from dualform.attention.allocation import key_driven, owners, repeat_for_query_heads
+from dualform.attention.masked_attention import split_heads
 from dualform.errors import SizeError
 
 NAMES = ["gqa", "kdgqa", "dgqa", "pgqa"]
@@ -138,10 +138,10 @@ def test_a_group_without_heads_gets_no_gradient_at_all(name):
 def test_examples_may_have_allocations_of_their_own(seed):
     each, norms = random(5, 4, 3, 2, seed=seed), random(5, 4, seed=seed + 1).abs()
     allocation = key_driven(norms, 8)
-    found = handed_out(each, allocation, 8)
+    found = repeat_for_query_heads(each, allocation, 8)
     for b in range(5):
         assert torch.equal(found[b], each[b][owners(allocation, 8)[b]])
-        assert torch.equal(found[b : b + 1], handed_out(each[b : b + 1], allocation[b : b + 1], 8))
+        assert torch.equal(found[b : b + 1], repeat_for_query_heads(each[b : b + 1], allocation[b : b + 1], 8))
 
 
 # ---------------------------------------------------------------- sizes
@@ -265,10 +265,10 @@ def test_token_by_token_it_is_causal_attention(name, sizes):
         found.append(y)
     close(torch.cat(found, 1), made(x, causal=True))
     assert cache is not None and len(cache) == 7 and cache.bytes == 2 * 2 * 2 * 7 * 2 * 8
-    with pytest.raises(SizeError, match="x has a batch of 1, and the cache one of 2"):
+    with pytest.raises(SizeError, match="x has a batch of 1, but the cache has one of 2"):
         made.step(x[:1], cache)
 
 
 def test_key_driven_groups_cannot_go_on_from_a_cache():
-    with pytest.raises(SizeError, match="a KeyDrivenAttention cannot go on from a cache"):
+    with pytest.raises(SizeError, match="a KeyDrivenAttention cannot continue from a cache"):
         layer("kdgqa").step(random(2, 1, 12))

@@ -192,7 +192,7 @@ def test_the_future_does_not_leak_into_disturbed_maps():
 def test_a_step_is_without_noise_and_says_so():
     x = random(2, 1, 12)
     for one in (made(), made(train_only=False).eval(), made(mode="reference").eval()):
-        with pytest.raises(SizeError, match=r"a step has no noise, and this layer has: .*train_only=True"):
+        with pytest.raises(SizeError, match=r"a step has no noise, but this layer has, .*train_only=True"):
             one.step(x)
     one = made().eval()
     close(one.step(x)[0], one(x, causal=True))

@@ -11,9 +11,9 @@ from making import close, layer, random
 from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, BatchNormAttention, ScaledHeadAttention, SoftmaxAttention, load_from
-from dualform.attention.core import attend
 from dualform.attention.expansion import feature_map
 from dualform.attention.linear import through_prefixes, through_state
+from dualform.attention.masked_attention import attend
 from dualform.attention.norm import key_statistics, normalised_query, prefix_statistics
 from dualform.attention.windows import WindowPool, Windows
 from dualform.errors import SizeError
@@ -212,7 +212,7 @@ def test_a_grid_is_pooled_in_blocks(scale, block):
         grid[:, i : i + height, j : j + width].mean((1, 2)) for i in range(0, 6, height) for j in range(0, 7, width)
     ]
     close(pooled, torch.stack([x[:, 0], *means], 1))
-    with pytest.raises(SizeError, match=r"42 tokens .* no grid of 5 × 7"):
+    with pytest.raises(SizeError, match=r"42 tokens .* do not form a grid of 5 × 7"):
         Windows(43, scale, class_tokens=1, grid=(5, 7))
 
 
@@ -259,7 +259,7 @@ def test_weights_that_cannot_be_taken_are_refused_and_nothing_is_changed():
     with pytest.raises(SizeError, match="build it with bias=True"):
         load_from(made, theirs)
     for other in (nn.MultiheadAttention(12, 4, add_bias_kv=True), nn.MultiheadAttention(12, 4, kdim=6, vdim=6)):
-        with pytest.raises(SizeError, match="no layer here does that"):
+        with pytest.raises(SizeError, match=r"no layer of dualform\.attention does that"):
             load_from(made, other)
     with pytest.raises(SizeError, match="no attention layer"):
         load_from(made, nn.Linear(3, 3))

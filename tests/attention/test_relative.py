@@ -260,9 +260,9 @@ def test_a_convolution_that_looks_ahead_would_be_noticed():
 def test_kernels_that_know_no_segments_take_none(weigh):
     layer_, x = ConvolvedAttention(8, 2, weigh=weigh).double(), random(2, 10, 8)
     assert not layer_.segments and layer_(x, causal=True).shape == x.shape
-    with pytest.raises(SizeError, match="causal attention is of a sequence to itself"):
+    with pytest.raises(SizeError, match="causal attention is from a sequence to itself"):
         layer_(x[:, 6:], x, causal=True)
-    with pytest.raises(SizeError, match="cannot go on from a cache"):
+    with pytest.raises(SizeError, match="cannot continue from a cache"):
         layer_.step(x[:, :1])
 
 
@@ -393,7 +393,7 @@ def test_segments_are_for_layers_that_take_them():
     x = random(1, 9, 12)
     with pytest.raises(SizeError, match="a sequence to itself, but there are 4 queries and 9 keys"):
         layer("bn")(x[:, 5:], x, causal=True)
-    with pytest.raises(SizeError, match="or of its end, to itself, but there are 9 queries and 4 keys"):
+    with pytest.raises(SizeError, match="or from its end, to itself, but there are 9 queries and 4 keys"):
         layer("relative")(x, x[:, 5:], causal=True)
 
 
@@ -460,10 +460,10 @@ def test_what_has_no_cache_says_so():
         ("bn", "BatchNormAttention"), ("sh", "ScaledHeadAttention"), ("linear", "LinearAttention"),
         ("kdgqa", "KeyDrivenAttention"),
     ):  # fmt: skip
-        with pytest.raises(SizeError, match=f"a {kind} cannot go on from a cache: it takes no segments"):
+        with pytest.raises(SizeError, match=f"a {kind} cannot continue from a cache: it does not take segments"):
             layer(name).step(random(1, 1, 12))
     _, cache = layer("relative").step(random(1, 1, 12))
-    with pytest.raises(SizeError, match="x has a batch of 2, and the cache one of 1"):
+    with pytest.raises(SizeError, match="x has a batch of 2, but the cache has one of 1"):
         layer("relative").step(random(2, 1, 12), cache)
 
 
@@ -473,17 +473,21 @@ def test_what_has_no_cache_says_so():
         (
             ("gqa", {"groups": 2}),
             ("gqa", {"groups": 4}),
-            "keys of 2 heads with 3 numbers each, and this layer 4",
+            "keys of 2 heads with 3 channels each, but this layer has 4",
         ),
         (("softmax", {}), ("gqa", {}), "keys of 4 heads"),
-        (("softmax", {"heads": 2}), ("softmax", {}), "keys of 2 heads with 6 numbers each, and this layer 4 with 3"),
+        (
+            ("softmax", {"heads": 2}),
+            ("softmax", {}),
+            "keys of 2 heads with 6 channels each, but this layer has 4 with 3",
+        ),
         (
             ("softmax", {}),
             ("mdha", {}),
-            r"are \[\], and this layer's \[\(2, 12\), \(2, 12\), \(2, 12\)\]",
+            r"earlier inputs of shapes \[\], but this layer needs \[\(2, 12\), \(2, 12\), \(2, 12\)\]",
         ),
-        (("mdha", {}), ("softmax", {}), r"before its next token are \[\(2, 12\)"),
-        (("mdha", {"kernel": 2}), ("mdha", {"kernel": 5}), r"are \[\(1, 12\).*this layer's \[\(3, 12\)"),
+        (("mdha", {}), ("softmax", {}), r"earlier inputs of shapes \[\(2, 12\)"),
+        (("mdha", {"kernel": 2}), ("mdha", {"kernel": 5}), r"shapes \[\(1, 12\).*this layer needs \[\(3, 12\)"),
     ],
 )
 def test_a_cache_of_another_layer_is_refused(one, two, words):

@@ -94,5 +94,5 @@ def test_bad_patterns_are_refused():
     for options in ({"window": -1}, {"stride": 0}):
         with pytest.raises(SizeError, match="must be a whole number"):
             build("sparse", 8, 2, **options)
-    with pytest.raises(SizeError, match="no stretches of a sequence"):
+    with pytest.raises(SizeError, match="not intervals of a sequence"):
         build("sparse-sh", 8, 2, grid=(3, 3))(torch.zeros(1, 9, 8))

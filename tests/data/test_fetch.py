@@ -74,7 +74,7 @@ def test_a_file_comes_whole(server, tmp_path):
 
 def test_what_was_begun_goes_on_where_it_stopped(server, tmp_path):
     server.stops_after = 1000
-    with pytest.raises(DataNotFound, match=r"ended after 1,000 of 256,000 bytes.*what has come is kept"):
+    with pytest.raises(DataNotFound, match=r"ended after 1,000 of 256,000 bytes.*the download resumes"):
         fetch(source(server.address), tmp_path / "file.bin")
     server.stops_after = None
     assert fetch(source(server.address), tmp_path / "file.bin").read_bytes() == CONTENT
@@ -108,7 +108,7 @@ def test_all_that_failed_is_named(server, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(server, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataNotFound, match="cannot be written"):
+    with pytest.raises(DataNotFound, match="cannot write to"):
         fetch(source(server.address), tmp_path / "file" / "file.bin")
 
 
@@ -117,7 +117,7 @@ def test_a_full_disk_is_named(server, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fetching, "_copy", full)
-    with pytest.raises(DataNotFound, match=r"No space left on device\. Make room"):
+    with pytest.raises(DataNotFound, match=r"No space left on device\. Free some space"):
         fetch(source(server.address), tmp_path / "file.bin")
 
 

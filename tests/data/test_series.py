@@ -113,10 +113,10 @@ def test_what_is_written_is_read(data, channels, packed, end, tmp_path_factory):
 
 
 def test_a_name_that_is_not_there_is_said_with_those_that_are(folder):
-    with pytest.raises(DataNotFound, match=r"cannot find uea/Other_TRAIN.ts.gz or .*Put it there.*At hand are"):
+    with pytest.raises(DataNotFound, match=r"cannot find uea/Other_TRAIN.ts.gz or .*Put it there.*Available are"):
         series("Other", "train")
     put(folder, "TRAIN", "0:up\n")
-    with pytest.raises(DataNotFound, match=r"At hand are \[.*'Small'"):
+    with pytest.raises(DataNotFound, match=r"Available are \[.*'Small'"):
         series("Other", "train")
     with pytest.raises(DataNotFound, match=r"cannot find uea/Small_TEST"):
         series("Small", "test")

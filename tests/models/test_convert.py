@@ -155,13 +155,15 @@ def test_what_a_language_model_asks_of_its_attention_is_said():
         return SegmentLM(9, width=12, heads=6, layers=1, hidden=12, attention=name, memory=memory, **options)
 
     for name in ("bn", "conv1d"):
-        with pytest.raises(SizeError, match=rf"'{name}' sees no memory, and this SegmentLM has one of 4\. Take one"):
+        with pytest.raises(
+            SizeError, match=rf"'{name}' does not use a memory, but this SegmentLM has one of 4\. Use one"
+        ):
             convert(lm("softmax"), name)
     for memory in (0, 4):
-        with pytest.raises(SizeError, match=r"'kdgqa' cannot be causal.*Take one of \['softmax'"):
+        with pytest.raises(SizeError, match=r"'kdgqa' cannot be causal.*Use one of \['softmax'"):
             convert(lm("softmax", memory=memory), "kdgqa")
     for name in ("softmax", "mdha", "gqa"):
-        with pytest.raises(SizeError, match=rf"no positions but those of its relative attention.*'{name}' has none"):
+        with pytest.raises(SizeError, match=rf"no positions except those of its relative attention.*'{name}' has none"):
             convert(lm("relative"), name)
     assert convert(lm("relative"), "relative-conv")(text)[0].shape == (2, 6, 9)
     assert convert(lm("softmax", positions=None), "gqa")(text)[0].shape == (2, 6, 9)
@@ -171,7 +173,7 @@ def test_what_a_language_model_asks_of_its_attention_is_said():
 
 
 def test_what_has_no_attention_is_refused():
-    with pytest.raises(SizeError, match=r"this SoftmaxAttention is an attention layer itself.*build\('gqa'"):
+    with pytest.raises(SizeError, match=r"this SoftmaxAttention is an attention layer, not a model.*build\('gqa'"):
         convert(build("softmax", 12, 4), "gqa")
     with pytest.raises(SizeError, match="this MLP has no attention layer"):
         convert(MLP(4, 3, 2), "gqa")
@@ -217,7 +219,7 @@ def test_a_vit_of_ours_has_the_names_of_timm_on_request():
     again = vit()
     again.load_state_dict(named)
     torch.testing.assert_close(again(pictures()), model(pictures()))
-    with pytest.raises(SizeError, match=r"'blocks\.0\.attn' is a GroupedQueryAttention, and timm knows softmax"):
+    with pytest.raises(SizeError, match=r"'blocks\.0\.attn' is a GroupedQueryAttention, but timm only has softmax"):
         as_timm(vit("gqa"))
 
 

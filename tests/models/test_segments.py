@@ -52,7 +52,7 @@ def test_the_network_written_out(name, scaled):
     [
         (
             lambda s: (s[0], s[1][:, :2]),
-            r"layer 1 is torch.float64 of \(2, 2, 16\), and must be torch.float64 of \(2, 4, 16\)",
+            r"layer 1 is torch.float64 of \(2, 2, 16\), but must be torch.float64 of \(2, 4, 16\)",
         ),
         (lambda s: (s[0], s[1][:1]), r"layer 1 is torch.float64 of \(1, 4, 16\)"),
         (lambda s: tuple(each[..., :8] for each in s), r"layer 0 is torch.float64 of \(2, 4, 8\)"),
@@ -70,7 +70,7 @@ def test_a_state_that_is_not_the_models_is_refused(change, words):
 
 
 def test_tables_reach_further_than_the_memory():
-    with pytest.raises(SizeError, match=r"reach=12 is not more than memory=12: .* at least 12 and the length"):
+    with pytest.raises(SizeError, match=r"reach=12 is not more than memory=12: .* at least 12 plus the length"):
         lm("relative", reach=12)
     lm("relative", reach=13)
 
@@ -127,7 +127,7 @@ def test_without_a_memory_segments_are_read_alone():
         torch.testing.assert_close(model(tokens, state)[0], logits)
     with pytest.raises(
         SizeError,
-        match=r"'bn' sees no memory, and .* one of 3. Take one of \['softmax', .*'relative-conv'\], or memory=0",
+        match=r"'bn' does not use a memory, but .* one of 3. Use one of \['softmax', .*'relative-conv'\], or memory=0",
     ):
         lm("bn", memory=3)
     for name in ("kdgqa", "conv2d"):
@@ -139,10 +139,10 @@ def test_without_a_memory_segments_are_read_alone():
     assert lm("conv1d", memory=0, one_sided=True)(torch.zeros(1, 3, dtype=torch.int64))[0].shape == (1, 3, 11)
     with pytest.raises(SizeError, match="layers=0 must be a whole number, 1 or more"):
         lm("softmax", layers=0)
-    with pytest.raises(SizeError, match="the state has 1 layers, and this model 2"):
+    with pytest.raises(SizeError, match="the state has 1 layers, but this model has 2"):
         lm("relative")(torch.zeros(1, 3, dtype=torch.int64), (torch.zeros(1, 2, 16).double(),))
     with (
-        pytest.raises(SizeError, match=r"layer 0 is torch.float64 of \(1, 3, 16\), and must be .* \(2, 3, 16\)"),
+        pytest.raises(SizeError, match=r"layer 0 is torch.float64 of \(1, 3, 16\), but must be .* \(2, 3, 16\)"),
         unchecked(),
     ):
         model = lm("relative")

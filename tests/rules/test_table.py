@@ -62,5 +62,5 @@ class Lookahead(optim.Optimizer):
 
 
 def test_an_unknown_wrapper_is_refused_and_what_it_holds_is_named():
-    with pytest.raises(UnsupportedOptimizer, match=r"Lookahead \(it holds a torch\.optim\.sgd\.SGD"):
+    with pytest.raises(UnsupportedOptimizer, match=r"Lookahead \(it wraps a torch\.optim\.sgd\.SGD"):
         rule_for(Lookahead(optim.SGD(parameters())))

@@ -73,7 +73,7 @@ def test_linear_attention_is_refused_by_name(name):
 
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.startswith("relative")])
 def test_positions_in_the_scores_are_refused_by_name(name):
-    with pytest.raises(QueryError, match=r"Relative\w+ adds something of its own to its logits \(positions\)"):
+    with pytest.raises(QueryError, match=r"Relative\w+ adds terms of its own to its logits \(positions\)"):
         look(build(name, 16, 4), {"x": torch.randn(1, 5, 16)})
 
 
@@ -96,7 +96,7 @@ def test_an_encoder_of_torch_is_seen_in_evaluation_too():
     model = nn.TransformerEncoder(layer, 2)
     found = look(model, {"src": noise(3, 9, 16), "src_key_padding_mask": PADDING})
     assert list(found) == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert len(found["layers.0.self_attn"][0].choices()) == int((~PADDING).sum())
+    assert len(found["layers.0.self_attn"][0].selectable_queries()) == int((~PADDING).sum())
 
 
 class Packed(nn.Module):
@@ -180,7 +180,7 @@ def test_padding_of_others_hides_no_query():
     layer, x, z = nn.MultiheadAttention(16, 4, batch_first=True).double(), noise(3, 9, 16), noise(3, 9, 16, seed=1)
     for query, count in ((z, 27), (x, 27 - int(PADDING.sum()))):
         found = look(layer, {"query": query, "key": x, "value": x, "key_padding_mask": PADDING})[""]
-        assert int(found[0].asked.sum()) == count
+        assert int(found[0].present.sum()) == count
 
 
 class Failing(nn.Module):
@@ -217,7 +217,7 @@ def test_weights_that_are_not_the_models_are_refused():
 
 def test_what_adds_to_the_logits_is_refused():
     bias = noise(9, 9)
-    with pytest.raises(QueryError, match="adds something of its own"):
+    with pytest.raises(QueryError, match="adds terms of its own"):
         look(nn.Sequential(Packed(4, mask=bias).double()), noise(1, 9, 16))
     hidden = torch.zeros(9, 9).double().masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
     (sights,) = look(nn.Sequential(Packed(4, mask=hidden).double()), noise(1, 9, 16)).values()

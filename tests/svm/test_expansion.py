@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dualform.attention import SoftmaxAttention
-from dualform.attention.core import attend, split_heads
+from dualform.attention.masked_attention import attend, split_heads
 from dualform.errors import SizeError
 from dualform.svm import Regression, Solution, expand, polynomial_features, primal, solve, truncation_bound
 from dualform.svm.expansion.expansion import log_kernel, log_normaliser

@@ -19,7 +19,7 @@ from dualform.svm.heads.alignment import Alignment
 from dualform.svm.heads.report_text import sentences
 from dualform.svm.separation.problem import Problem
 from dualform.svm.separation.separation import Norm, Separation
-from dualform.svm.separation.span import inside, smallest
+from dualform.svm.separation.span import least_norm_solution, project_to_span
 
 pytest.importorskip("numba")
 
@@ -92,8 +92,8 @@ def test_a_trained_layer_stands_out_and_an_untrained_one_does_not(toy):
     least, most = untrained.null.range
     assert least <= untrained.found.cosine <= most < trained.found.cosine
     assert trained.saturation.hard and not untrained.saturation.hard
-    assert "within that of random matrices" in " ".join(sentences(untrained))
-    assert "above that of random matrices" in " ".join(sentences(trained))
+    assert "within the range of random matrices" in " ".join(sentences(untrained))
+    assert "above the range of random matrices" in " ".join(sentences(trained))
 
 
 def test_a_report_is_the_same_twice_and_tells_how_sure_it_is(toy):
@@ -134,7 +134,7 @@ def test_what_training_moved_lies_in_what_the_tokens_can_see(toy):
     assert found.found is not None and found.found.moved is not None
     start = of(toy.untrained, toy)[0].W
     moved, ideal = toy.W - start, found.separation.W
-    torch.testing.assert_close(inside(found.separation.problem, moved), moved, rtol=0, atol=1e-9)
+    torch.testing.assert_close(project_to_span(found.separation.problem, moved), moved, rtol=0, atol=1e-9)
     assert found.found.moved == pytest.approx(float((moved * ideal).sum() / moved.norm() / ideal.norm()))
     assert found.found.inside == pytest.approx(found.found.cosine / found.found.seen, abs=1e-6)
 
@@ -144,7 +144,7 @@ def test_the_part_inside_has_the_same_margins_and_no_less_norm_would_do(seed, n,
     g = torch.Generator().manual_seed(seed)
     tokens, queries, W = (torch.randn(*shape, generator=g).double() for shape in ((n, T, d), (n, d), (d, d)))
     problem = Problem.of(tokens, queries, torch.randint(T, (n,), generator=g))
-    part = inside(problem, W)
+    part = project_to_span(problem, W)
     assert part is not None
     torch.testing.assert_close(problem.margins(part), problem.margins(W), rtol=1e-6, atol=1e-8)
     assert float(((W - part) * part).sum().abs()) <= 1e-8 * float(W.norm()) ** 2  # so ‖W‖² = ‖part‖² + ‖rest‖²
@@ -152,7 +152,7 @@ def test_the_part_inside_has_the_same_margins_and_no_less_norm_would_do(seed, n,
 
 def test_what_no_matrix_meets_is_missed_by_a_certificate():
     problem = Problem.of(unit(1, 3, 2, seed=0).expand(2, 3, 2), unit(1, 2, seed=1).expand(2, 2), torch.tensor([0, 1]))
-    found = smallest(problem.rows, problem.rows.target)
+    found = least_norm_solution(problem.rows, problem.rows.target)
     assert float(abs(found.missed).max()) > 0.1
     assert float(abs(problem.rows.combine(found.missed)).max()) < 1e-9
 
@@ -207,7 +207,7 @@ def test_queries_that_tie_are_left_out():
 
 def test_a_layer_that_selects_nothing_is_refused():
     x = torch.ones(2, 5, 16)
-    with pytest.raises(QueryError, match="several best tokens"):
+    with pytest.raises(QueryError, match="best tokens of every query tie"):
         report(build("softmax", 16, 2), x, progress=False)
     with pytest.raises(QueryError, match="several tokens to choose from"):
         report(build("softmax", 16, 2), x[:, :1], progress=False)

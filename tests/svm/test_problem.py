@@ -11,7 +11,7 @@ from selections import SELECTIONS, made, unit
 from torch.nn import functional as F
 
 from dualform.svm import fit
-from dualform.svm.separation.margin_faces import climb
+from dualform.svm.separation.margin_faces import newton_on_face
 from dualform.svm.separation.problem import Problem
 
 
@@ -57,7 +57,10 @@ def test_directions_that_the_data_do_not_have_are_left_out(problem, extra, seed)
 
 def test_fewer_queries_than_numbers_make_a_narrow_problem():
     problem = Problem.of(*unit(6, 4, 50))
-    assert problem.rows.shape == (18, 6) and problem.whole(problem.rows.combine(problem.rows.target)).shape == (50, 50)
+    assert problem.rows.shape == (18, 6) and problem.full_matrix(problem.rows.combine(problem.rows.target)).shape == (
+        50,
+        50,
+    )
 
 
 @given(SELECTIONS)
@@ -68,7 +71,7 @@ def test_a_step_on_a_face_never_makes_it_worse(problem):
     value = lambda x: float(x.sum() - (rows.combine(x) ** 2).sum() / 2)  # noqa: E731
     x = 0.1 / rows.curvature
     for steps in (1, 3, 100):
-        found, proof = climb(rows, x, steps=steps)
+        found, proof = newton_on_face(rows, x, steps=steps)
         assert proof is not None or value(found) >= value(x) - 1e-9 * abs(value(x))
         assert float(found.min()) >= 0
 

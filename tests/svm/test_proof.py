@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, build, from_primal, load_from
-from dualform.attention.core import attend, split_heads
 from dualform.attention.linear import LinearKernel
+from dualform.attention.masked_attention import attend, split_heads
 from dualform.attention.norm import key_statistics
 from dualform.errors import QueryError, SizeError
 from dualform.svm import prove, support_vectors

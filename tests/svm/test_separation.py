@@ -361,7 +361,7 @@ X, Z, CHOSEN = torch.randn(3, 4, 5), torch.randn(3, 2), torch.tensor([0, 1, 2])
     [
         (lambda: fit(X[0], Z, CHOSEN), SizeError, r"tokens are \(sequences, tokens, width\) .* these are \(4, 5\)"),
         (lambda: fit(X[:0], Z[:0], CHOSEN[:0]), SizeError, "none of them empty"),
-        (lambda: fit(X, Z[:2], CHOSEN[:2]), SizeError, "3 sequences and 2 queries: say with sequence="),
+        (lambda: fit(X, Z[:2], CHOSEN[:2]), SizeError, "3 sequences and 2 queries: give sequence="),
         (lambda: fit(X, Z, CHOSEN, sequence=CHOSEN + 1), QueryError, "each of the 3 queries a sequence, from 0 to 2"),
         (lambda: fit(X, Z, CHOSEN, hidden=torch.zeros(3, 3).bool()), SizeError, r"hidden= is .* \(3, 4\)"),
         (lambda: fit(X, Z, CHOSEN + 2), QueryError, "3 numbers from 0 to 3, or a mask .* from 2 to 4"),
@@ -377,10 +377,10 @@ X, Z, CHOSEN = torch.randn(3, 4, 5), torch.randn(3, 2), torch.tensor([0, 1, 2])
         (lambda: fit(X, Z, CHOSEN, C=0.0), QueryError, "C=0.0 must be larger than 0"),
         (lambda: fit(X, Z, CHOSEN, tolerance=math.nan), QueryError, "tolerance=nan must be larger"),
         (lambda: fit(X, Z, CHOSEN, epochs=0), QueryError, "epochs=0 must be larger"),
-        (lambda: fit(X, Z, CHOSEN, working=0), QueryError, "working=0 tokens a query"),
+        (lambda: fit(X, Z, CHOSEN, working=0), QueryError, "working=0 tokens per query"),
         (lambda: fit(X, Z, CHOSEN, logits=Z), SizeError, r"logits= are \(queries, tokens\) = \(3, 4\): not \(3, 2\)"),
-        (lambda: fit(X, Z, CHOSEN, "nuclear", C=1.0), QueryError, "a soft margin is for the Frobenius norm"),
-        (lambda: fit(X, Z, torch.ones(3, 4).bool(), C=1.0), QueryError, "several selected tokens a query"),
+        (lambda: fit(X, Z, CHOSEN, "nuclear", C=1.0), QueryError, "a soft margin needs the Frobenius norm"),
+        (lambda: fit(X, Z, torch.ones(3, 4).bool(), C=1.0), QueryError, "several selected tokens per query"),
         (lambda: fit(X, Z, CHOSEN, start=fit(X[:2], Z[:2], CHOSEN[:2])), QueryError, r"start= .*\(2, 4\).*\(3, 4\)"),
     ],
 )  # fmt: skip

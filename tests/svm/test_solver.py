@@ -196,9 +196,13 @@ K, Y = random(4, 2), random(4, 3, seed=1)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: Regression.of_keys(K, Y[:3]), SizeError, "there are 4 keys and 3 lines to fit: give one for each"),
-        (lambda: Regression.planted(K, Y[:3], epsilon=0.1), SizeError, "4 keys and 3 lines"),
-        (lambda: Regression.of_gram(K @ K.mT, Y[:2]), SizeError, "4 lines of the matrix and 2 lines"),
+        (
+            lambda: Regression.of_keys(K, Y[:3]),
+            SizeError,
+            "there are 4 keys and 3 rows of targets: give one row for each",
+        ),
+        (lambda: Regression.planted(K, Y[:3], epsilon=0.1), SizeError, "4 keys and 3 rows"),
+        (lambda: Regression.of_gram(K @ K.mT, Y[:2]), SizeError, "4 lines of the matrix and 2 rows"),
         (lambda: Regression.of_keys(K[:0], Y[:0]), SizeError, "nothing to fit"),
         (lambda: Regression.of_keys(K, Y, C=0.0), QueryError, "C=0.0 bounds the dual variables: .* larger than 0"),
         (lambda: Regression.of_keys(K, Y, C=-2.0), QueryError, "C=-2.0"),
@@ -209,8 +213,12 @@ K, Y = random(4, 2), random(4, 3, seed=1)
         (lambda: Regression.of_keys(K * math.nan, Y), QueryError, "the keys hold NaN or infinity"),
         (lambda: Regression.of_keys(K * 100, Y), QueryError, r"h\(k\) reaches e\^\d+: keys this long are beyond"),
         (lambda: Regression.of_gram(-K @ K.mT, Y), QueryError, "larger than 0"),
-        (lambda: Regression.of_gram(torch.ones(4, 4).tril(), Y), QueryError, "no kernel's: it must be symmetric"),
-        (lambda: Regression.of_gram(1 - 3 * (1 - torch.eye(4)), Y), QueryError, "without negative eigenvalues"),
+        (
+            lambda: Regression.of_gram(torch.ones(4, 4).tril(), Y),
+            QueryError,
+            "not a kernel matrix: it must be symmetric",
+        ),
+        (lambda: Regression.of_gram(1 - 3 * (1 - torch.eye(4)), Y), QueryError, "no negative eigenvalues"),
         (lambda: Regression.of_gram(torch.eye(4), Y, normaliser=torch.zeros(4)), QueryError, "normaliser must be"),
     ],
 )  # fmt: skip

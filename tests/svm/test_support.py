@@ -141,11 +141,11 @@ def test_a_number_is_told_by_its_logarithm():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda x: support_vectors(layer("bn"), x, for_query=5), "query 5 is not there: the sequence has 5 tokens"),
+        (lambda x: support_vectors(layer("bn"), x, for_query=5), "there is no query 5: the sequence has 5 tokens"),
         (lambda x: support_vectors(layer("bn"), x * math.nan), "the sequence holds NaN or infinity"),
         (
             lambda x: support_vectors(layer("bn"), x).of(head=4),
-            r"no head 4 is in this answer: there are \[0, 1, 2, 3\]",
+            r"this answer has no head 4; it has \[0, 1, 2, 3\]",
         ),
         (lambda x: support_vectors(layer("bn"), x).of(example=1), "no example 1"),
         (lambda x: support_vectors(layer("bn"), x).top(0), r"k is 1 or more"),

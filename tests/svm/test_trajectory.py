@@ -120,7 +120,7 @@ def test_what_is_not_there_is_refused(run):
         found.curve(layer, 0, "luck")
     with pytest.raises(QueryError, match="nuclear norm"):
         svm.origin(memory, layer, found.head(layer, 0)[0], "nuclear")
-    with pytest.raises(QueryError, match="nothing to report"):
+    with pytest.raises(QueryError, match="no steps to report on"):
         svm.trajectory(model, TOKENS, {})
 
 

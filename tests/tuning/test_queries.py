@@ -127,7 +127,7 @@ def test_states_that_were_kept_stand_in_for_the_pictures():
     assert torch.equal(model.from_states(states), model(x))
     chosen = model.refit(torch.tensor([3, 50]))
     assert torch.equal(chosen.from_states(states), chosen(x))
-    with pytest.raises(SizeError, match="states that were kept are not its own"):
+    with pytest.raises(SizeError, match="stored states are out of date"):
         tuned(2, vit=with_lora(backbone()), detach_backbone=False).from_states(states)
 
 
@@ -413,7 +413,7 @@ def test_adapters_in_the_backbone_learn_beside_the_queries(adapt):
     F.mse_loss(concatenated(model, x), target).backward()
     for name, each in trained.items():
         torch.testing.assert_close(each.grad, grads[name], atol=1e-10, rtol=1e-8, msg=name)
-    with pytest.raises(SizeError, match="this backbone has adapters that learn: pass detach_backbone=False"):
+    with pytest.raises(SizeError, match="this backbone has trainable adapters: pass detach_backbone=False"):
         tuned(2, vit=copy.deepcopy(vit))
     frozen = tuned(2, vit=copy.deepcopy(vit).requires_grad_(False))
     F.mse_loss(frozen(x), target).backward()
@@ -460,7 +460,7 @@ def test_query_tokens_are_free_under_every_attention_that_is_taken(attention):
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name.startswith(PLACED)])
 def test_attentions_whose_queries_have_a_place_are_refused(attention):
     vit = backbone(attention=attention)
-    with pytest.raises(SizeError, match="depend on their place among others"):
+    with pytest.raises(SizeError, match="depend on their position"):
         tuned(2, vit=vit)
     assert all(each.requires_grad for each in vit.parameters()), "what is refused is left as it was"
 
@@ -490,16 +490,14 @@ def test_a_backbone_that_another_network_froze_or_set_free_is_not_used_in_silenc
     other = VisualQueryTuning(vit, 6).double().train()
     other(x)
     with pytest.raises(
-        SizeError, match=r"the backbone of this Probe was learning when .* now it is frozen: .*deepcopy"
+        SizeError, match=r"the backbone of this Probe was trainable at first, but now it is frozen: .*deepcopy"
     ):
         fine(x)
     fine.eval()(x)
     kept = other.states(x)
     vit.requires_grad_(True)
     for run in (lambda: other(x), lambda: other.from_states(kept)):
-        with pytest.raises(
-            SizeError, match="this VisualQueryTuning was frozen when it was given, and now it is learning"
-        ):
+        with pytest.raises(SizeError, match="this VisualQueryTuning was frozen at first, but now it is trainable"):
             run()
 
 
@@ -526,9 +524,9 @@ def test_what_is_no_vit_is_named(wrong):
         lambda: IntermediateProbe(wrong, 4),
         lambda: with_prompts(wrong),
     ):
-        with unchecked(), pytest.raises(SizeError, match=rf"the backbone is a {type(wrong).__name__}, and must be a"):
+        with unchecked(), pytest.raises(SizeError, match=rf"the backbone is a {type(wrong).__name__}, but must be a"):
             make()
-    with pytest.raises(SizeError, match=r"pictures of \(3, 16, 16\) for a model of \(batch, 3, 16, 16\)"), unchecked():
+    with pytest.raises(SizeError, match=r"images of \(3, 16, 16\) for a model of \(batch, 3, 16, 16\)"), unchecked():
         backbone()(pictures()[0])
 
 
@@ -550,7 +548,7 @@ def test_adapters_may_stand_beside_each_other():
         names = {name.rpartition(".")[2] for name, each in vit.named_parameters() if each.requires_grad}
         parts = {name.split(".")[-2] for name, each in vit.named_parameters() if each.requires_grad}
         assert names == {"weight", "prompts"} and {"down", "up"} <= parts
-    with pytest.raises(SizeError, match="activations are taken of plain blocks"):
+    with pytest.raises(SizeError, match="activations need plain transformer blocks"):
         IntermediateProbe(with_prompts(backbone()).requires_grad_(False), 6)
 
 

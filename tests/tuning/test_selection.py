@@ -161,7 +161,7 @@ def test_a_network_that_learns_goes_on_learning_after_it_is_refitted():
     "wrong", [torch.tensor([0, 99999]), torch.tensor([]).long(), torch.ones(80).bool(), torch.ones(2)]
 )
 def test_features_that_are_not_there_are_refused(wrong):
-    with pytest.raises(SizeError, match="it must be numbers of features from 0 to 79"), unchecked():
+    with pytest.raises(SizeError, match="it must be one or more feature indices from 0 to 79"), unchecked():
         VisualQueryTuning(some_vit(), 4, tokens=2).refit(wrong)
 
 

@@ -4,7 +4,6 @@ from .allocating import Allocating
 from .batchnorm import BatchNormAttention
 from .cache import Cache
 from .conv import ConvAttention
-from .core import chosen, exact_ratio, split_heads, whole_number, wide
 from .dynamic import DynamicAttention
 from .expansion import Expansion, KernelName, feature_map
 from .grouped import GroupedQueryAttention
@@ -13,6 +12,7 @@ from .history import Allocations, allocations
 from .key_driven import KeyDrivenAttention
 from .linear import LinearAttention
 from .load import load_from, projections
+from .masked_attention import split_heads, wide
 from .pairs import Padding
 from .perturbed import PerturbedAttention
 from .positions import TablePositions, sinusoids
@@ -54,9 +54,7 @@ __all__ = [
     "TablePositions",
     "allocations",
     "build",
-    "chosen",
     "default_scales",
-    "exact_ratio",
     "feature_map",
     "from_primal",
     "keep_rate",
@@ -65,6 +63,5 @@ __all__ = [
     "projections",
     "sinusoids",
     "split_heads",
-    "whole_number",
     "wide",
 ]

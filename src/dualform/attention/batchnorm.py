@@ -6,8 +6,8 @@ sequence. What is constant in j cancels in the softmax, so only the query needs 
 .. math:: \tilde q_i = (q_i - \beta\mu) \odot \frac{1}{\sigma^2 + \varepsilon},\qquad
     h_i = \sum_j \mathrm{softmax}_j(\tilde q_i^\top k_j/\sqrt d)\, v_j
 
-The paper's exact formula was not at hand: β, ``use_var`` and ε are switches, with strict batch normalisation (β = 1) as
-the default.
+The paper's exact formula was not available: β, ``use_var`` and ε are options, with strict batch normalisation (β = 1)
+as the default.
 """
 
 from .heads import AttentionKernel, MultiHead
@@ -16,9 +16,9 @@ from .softmax import SoftmaxKernel
 
 
 class BatchNormAttention(MultiHead):
-    """Attention-BN. No parameter is added; with ``beta=0, use_var=False`` it is the kernel's plain attention.
+    """Attention-BN. It adds no parameters; with ``beta=0, use_var=False`` it is the kernel's plain attention.
 
-    ``learnable_beta`` makes β a parameter, one number a head (an extension).
+    ``learnable_beta`` makes β a parameter, one number per head (an extension).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What causal attention keeps of the tokens it has read, so that the next one costs no more than its own share."""
+"""The key/value cache of causal attention, so that a new token is processed without recomputing the earlier ones."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)  # tensors are not compared
 class Cache:
-    """Keys and values of all tokens so far, of as many heads as have their own; they are convolved already.
+    """Keys and values of all tokens so far, for the key/value heads, after any convolution.
 
-    ``before`` are the last inputs of the convolutions, of queries, keys and values: what the next token is mixed with.
+    ``before`` has the last inputs of the convolutions of queries, keys and values, which the next token needs.
     """
 
     k: Float[Tensor, "b G m d"]
@@ -18,10 +18,10 @@ class Cache:
     before: tuple[Float[Tensor, "b _ D"], ...] = ()
 
     def __len__(self) -> int:
-        """How many tokens there are."""
+        """The number of cached tokens."""
         return self.k.shape[-2]
 
     @property
     def bytes(self) -> int:
-        """How much memory it takes."""
-        return sum(each.numel() * each.element_size() for each in (self.k, self.v, *self.before))
+        """The size of the cache in memory."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.k, self.v, *self.before))

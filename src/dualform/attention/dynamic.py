@@ -1,4 +1,4 @@
-r"""Dynamic grouped-query attention (Khan et al. 2024, arXiv 2408.08454): the allocation is held between updates.
+r"""Dynamic grouped-query attention (Khan et al. 2024, arXiv 2408.08454): the allocation is constant between updates.
 
 .. math:: a = \mathrm{round}(H\, w/\textstyle\sum w),\qquad w = |n_t - n_{t-1}| \;(\text{diff})\quad\text{or}\quad
     w = e_t = \beta n_t + (1 - \beta)\, e_{t-1} \;(\text{ema})
@@ -14,33 +14,35 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualform.arguments import one_of, whole_number
 from dualform.errors import SizeError
 
-from .allocating import Allocating, going_back
+from .allocating import Allocating, in_backward_pass
 from .allocation import head_norms, proportional, repaired_at_random, rounding, uniform
-from .core import Mode, chosen, whole_number, wide
+from .masked_attention import Mode, wide
 from .pairs import Padding
 
 UpdateKind = Literal["diff", "ema"]
 
 
 class DynamicAttention(Allocating):
-    """DGQA. Buffers: ``allocation``, which is in use; ``cache``, norms of before; ``passes`` of training so far.
+    """DGQA. Buffers: the ``allocation`` in use, the previous norms (``cache``) and the number of training ``passes``.
 
-    "clean": norms are means over a batch. An update is ``waiting`` until the next pass, so no query is answered by an
-    allocation that later tokens had a say in: causal attention may be trained with it. All processes of a data-parallel
-    training use that of the first, as torch sends buffers round before a pass (under ``no_sync()`` it does not, and
-    they differ). Gradient checkpointing computes again what it computed, unless another pass with an update lies
-    between a pass and its way back: then with the newer allocation. Evaluation holds the allocation, which is saved.
-    Heads are rounded by largest remainders. "diff" takes the norms themselves where nothing changed, and at first.
+    "clean": norms are means over a batch. An update is stored in ``waiting`` until the next pass, so no allocation
+    depends on tokens later than its queries: causal attention can be trained with it. All processes of a data-parallel
+    training use the allocation of the first, since torch broadcasts buffers before a pass (not under ``no_sync()``,
+    where they differ). Gradient checkpointing repeats the same computation, unless a pass with an update lies between a
+    pass and its backward pass: then it uses the newer allocation. Evaluation does not change the allocation, which is
+    saved. Heads are rounded by largest remainders. "diff" uses the norms themselves in the first update and where
+    nothing has changed.
 
-    "reference", as released: norms are sums over a batch; an update counts at once; the cache is (cache + norms) /
-    window after it; passes begin anew at ``begin_epoch()``. Evaluation updates at every call, and leaves the last norms
-    as cache: what it gives depends on what was evaluated before. Rounding is repaired at random, and the allocation is
-    not saved, so ``memory.at(step)`` of a recording does not bring it back. Weights and expansions show the allocation
-    of the last pass.
+    "reference", as released: norms are sums over a batch; an update takes effect at once and sets the cache to
+    (cache + norms) / window; ``begin_epoch()`` resets the count of passes. Evaluation updates at every call and stores
+    the last norms in the cache, so its results depend on earlier evaluations. Rounding is corrected at random, and the
+    allocation is not saved, so ``memory.at(step)`` of a recording does not restore it. ``weights`` and ``expansions``
+    use the allocation of the last pass.
 
-    A state dict without allocations, such as that of ``gqa``, begins anew: evenly, with no pass behind it.
+    Loading a state dict without allocations, such as that of ``gqa``, resets the layer to an even allocation.
     """
 
     allocation: Tensor
@@ -53,41 +55,41 @@ class DynamicAttention(Allocating):
         beta: float = 0.9, mode: Mode = "clean", dropout: float = 0.0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(width, heads, groups=groups, dropout=dropout, bias=bias)
-        self.kind: UpdateKind = chosen("kind", kind, ("diff", "ema"))
-        self.mode: Mode = chosen("mode", mode, ("clean", "reference"))
+        self.kind: UpdateKind = one_of("kind", kind, ("diff", "ema"))
+        self.mode: Mode = one_of("mode", mode, ("clean", "reference"))
         self.window, self.beta = whole_number("window", window, 1), beta
         if not 0 <= beta <= 1:
             raise SizeError(f"beta={beta} must lie in [0, 1]: it is the share of the new norms.")
-        for name, each in fresh(heads, self.kv_heads).items():
-            self.register_buffer(name, each, persistent=mode == "clean" or name == "cache")
+        for name, buffer in initial_buffers(heads, self.kv_heads).items():
+            self.register_buffer(name, buffer, persistent=mode == "clean" or name == "cache")
         self.register_load_state_dict_pre_hook(begin_without_allocations)
 
     @property
     def ordered(self) -> bool:
-        """Where an update waits for the next pass."""
+        """Whether an update waits for the next pass, as in the clean mode."""
         return self.mode == "clean"
 
-    def begin_anew(self) -> None:
-        """Forget the past: an even allocation, with no pass behind it."""
+    def reset_allocation(self) -> None:
+        """Reset all buffers: an even allocation, and no passes so far."""
         with self.allocation.device:
-            new = fresh(self.heads, self.kv_heads)
-        for name, each in new.items():
-            self.get_buffer(name).copy_(each)
+            new = initial_buffers(self.heads, self.kv_heads)
+        for name, buffer in new.items():
+            self.get_buffer(name).copy_(buffer)
 
     def begin_epoch(self) -> None:
-        """Let the passes begin anew, as the released code does at every epoch. The clean mode counts on."""
+        """Reset the count of passes, as the released code does at every epoch. No effect in the clean mode."""
         if self.mode == "reference":
             self.passes.zero_()
 
     @torch.no_grad()
     def decided(self, k: Float[Tensor, "b G m d"], padding: Padding, causal: bool) -> Int[Tensor, "1 G"]:
-        """What is held, after an update where one is due."""
+        """The current allocation, after an update if one is due."""
         if causal and self.mode == "reference":
             raise SizeError(
-                "an update of mode='reference' counts at once, so the future would leak: it is not causal. The clean "
-                "mode is."
+                "an update of mode='reference' takes effect at once, so the future would leak: it is not causal. Use "
+                "mode='clean', which is."
             )
-        if self.passing and (self.training or self.mode == "reference") and not going_back():
+        if self.passing and (self.training or self.mode == "reference") and not in_backward_pass():
             if self.mode == "clean":
                 self._pass(k, padding)
             else:
@@ -99,12 +101,12 @@ class DynamicAttention(Allocating):
         if int(self.passes) % self.window == 0:
             norms = head_norms(k, padding).mean(0)
             before = self.cache.to(norms.dtype)
-            if self.kind == "ema":  # the first norms that there are stand for themselves
+            if self.kind == "ema":  # the first norms are the first average
                 weights = after = self.beta * norms + (1 - self.beta) * before if bool(before.any()) else norms
             else:
                 weights, after = (norms - before).abs(), norms
                 weights = weights if bool(weights.sum() > rounding(norms) * norms.sum()) else norms
-            if bool(weights.isfinite().all() & (weights.sum() > 0)):  # or there is nothing to go by
+            if bool(weights.isfinite().all() & (weights.sum() > 0)):  # otherwise no allocation follows from them
                 self.waiting.copy_(proportional(weights, self.heads))
                 self.cache.copy_(after)
         self.passes += 1
@@ -115,12 +117,12 @@ class DynamicAttention(Allocating):
             cache = self.cache.to(norms.dtype)
             weights = (cache - norms).abs() if self.kind == "diff" else self.beta * norms + (1 - self.beta) * cache
             self.allocation.copy_(repaired_at_random(weights, self.heads))
-            self.waiting.copy_(self.allocation)  # which a clean layer may take over
+            self.waiting.copy_(self.allocation)  # for a clean layer that loads these buffers
             self.cache.copy_((cache + norms) / self.window if self.training else norms)
         self.passes += int(self.training)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """As torch moves and casts; but the cache stays in float32 at least, or rounding would pass for a change."""
+        """Move and cast as torch does, but keep the cache in float32 or wider: rounding would count as a change."""
         before = self.cache
         super()._apply(fn, recurse)
         dtype = torch.promote_types(self.cache.dtype, torch.float32)
@@ -129,32 +131,32 @@ class DynamicAttention(Allocating):
         return self
 
     def extra_repr(self) -> str:
-        """Also how it allocates."""
+        """The options of ``GroupedQueryAttention`` and those of the allocation."""
         return f"{super().extra_repr()}, kind={self.kind!r}, window={self.window}, mode={self.mode!r}"
 
 
-def fresh(heads: int, groups: int) -> dict[str, Tensor]:
-    """What a layer holds before its first pass."""
+def initial_buffers(heads: int, groups: int) -> dict[str, Tensor]:
+    """The buffers of a layer before its first pass."""
     even = uniform(heads, groups)
     passes = torch.zeros((), dtype=torch.int64)
     return {"allocation": even, "waiting": even.clone(), "cache": torch.zeros(groups), "passes": passes}
 
 
 def begin_without_allocations(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: if it is of a layer without allocations, those of a new one are put in.
+    """Pre-hook of ``load_state_dict``: add the buffers of a new layer to a state dict that has none.
 
-    What is not saved begins anew then too, and where it has no device yet.
+    Buffers that are not saved are then reset too, and so are those on the meta device.
     """
     weight = state.get(f"{prefix}key.weight")
     if weight is None:
         return
     with torch.device("cpu"):
-        new = fresh(layer.heads, layer.kv_heads)
+        new = initial_buffers(layer.heads, layer.kv_heads)
     new["cache"] = wide(new["cache"].to(weight.dtype))
     plain = not any(f"{prefix}{name}" in state for name in new)
-    for name, each in new.items():
+    for name, buffer in new.items():
         if name in layer._non_persistent_buffers_set:
             if plain or layer.get_buffer(name).is_meta:
-                setattr(layer, name, each.to(weight.device))
+                setattr(layer, name, buffer.to(weight.device))
         elif plain:
-            state[f"{prefix}{name}"] = each.to(weight.device)
+            state[f"{prefix}{name}"] = buffer.to(weight.device)

@@ -12,9 +12,11 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dualform.arguments import exact_ratio, whole_number
+
 from .allocation import uniform
-from .core import exact_ratio, split_heads, whole_number
 from .heads import EarlierTokens, HeadGroup, Heads, Projected
+from .masked_attention import split_heads
 from .pairs import Padding, Pairs
 from .softmax import SoftmaxKernel
 from .windows import Windows
@@ -23,8 +25,8 @@ from .windows import Windows
 class GroupedQueryAttention(Heads):
     """Attention with ``groups`` key/value heads (None: half of the heads, or the largest divisor below that).
 
-    Runs of H/G query heads share one. It takes the state dict of a layer with a key/value head for each query head as
-    it is: those of a run become their mean.
+    Runs of H/G query heads share one. A state dict of a layer with one key/value head per query head can be loaded:
+    those of a run are averaged.
     """
 
     segments: bool = True
@@ -40,51 +42,51 @@ class GroupedQueryAttention(Heads):
         self.register_load_state_dict_pre_hook(pool_projections)
 
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
-        """All heads together, and the keys and values that they share."""
+        """All heads as one group, with the keys and values that they share."""
         q = split_heads(self.query(x), self.heads)
-        k, v = (split_heads(each(context), self.kv_heads) for each in (self.key, self.value))
+        k, v = (split_heads(projection(context), self.kv_heads) for projection in (self.key, self.value))
         k, v = self.handed_out(k, v, padding, causal)
         windows, shared = Windows(context.shape[1]), self.heads // k.shape[1]
         yield HeadGroup(tuple(range(self.heads)), q, Pairs(k, v, windows, padding, padding, causal, shared=shared))
 
     def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
-        """Keys and values of the groups alone: a cache takes G/H of what multi-head attention keeps."""
+        """Keys and values of the groups only: the cache has G/H times the size of a multi-head one."""
         return (self.query(x), self.key(x), self.value(x)), ()
 
     def allocate(
         self, x: Float[Tensor, "b n D"], context: Float[Tensor, "b m D"] | None = None, *, padding: Padding = None
     ) -> Int[Tensor, "b G"]:
-        """How many query heads each key/value head gets on some inputs: here as many as any other."""
+        """The number of query heads of each key/value head on given inputs: here the same for all."""
         return uniform(self.heads, self.kv_heads).to(x.device).expand(len(x), -1)
 
     def extra_repr(self) -> str:
-        """Also the groups."""
+        """The options of ``Heads`` and the number of groups."""
         return f"{super().extra_repr()}, groups={self.kv_heads}"
 
 
 def at_most_half(heads: int) -> int:
-    """The largest divisor of so many heads that is not above their half."""
+    """The largest divisor of ``heads`` that is at most half of it."""
     return next((groups for groups in range(heads // 2, 0, -1) if heads % groups == 0), 1)
 
 
 def resized(rows: Float[Tensor, "r ..."], size: int, groups: int, heads: int) -> Float[Tensor, "s ..."]:
-    """Rows of a projection for so many key/value heads: each is the mean of a run of those there were, or one of them.
+    """Resize a projection to ``groups`` key/value heads: each is the mean of a run of the old heads, or a copy of one.
 
-    Rows are heads of ``size`` rows each, one after the other.
+    Each head has ``size`` consecutive rows.
     """
-    found = rows.unflatten(0, (-1, size))
-    if len(found) % groups and groups % len(found):
-        found = found.repeat_interleave(heads // len(found), 0)
-    if len(found) < groups:
-        return found.repeat_interleave(groups // len(found), 0).flatten(0, 1)
-    return found.unflatten(0, (groups, -1)).mean(1).flatten(0, 1)
+    by_head = rows.unflatten(0, (-1, size))
+    if len(by_head) % groups and groups % len(by_head):
+        by_head = by_head.repeat_interleave(heads // len(by_head), 0)
+    if len(by_head) < groups:
+        return by_head.repeat_interleave(groups // len(by_head), 0).flatten(0, 1)
+    return by_head.unflatten(0, (groups, -1)).mean(1).flatten(0, 1)
 
 
 def pool_projections(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: keys and values of more heads, or fewer, become those of the groups.
+    """Pre-hook of ``load_state_dict``: resize keys and values of more or fewer heads to the number of groups.
 
-    Rows do not tell how large heads are: they are taken to be of this layer's size, as in a layer with as many heads.
-    Where a layer of the same width has more or fewer heads, its rows are cut wrongly, and nothing shows it.
+    The number of rows does not tell the size of a head, so this layer's size is assumed. Weights of a layer of the same
+    width with more or fewer query heads are therefore split wrongly, without an error.
     """
     for part in ("key", "value"):
         for kind in ("weight", "bias"):
@@ -95,5 +97,5 @@ def pool_projections(layer: Any, state: dict[str, Any], prefix: str, *_: Any) ->
 
 
 def divisors(number: int) -> list[int]:
-    """All of them."""
-    return [each for each in range(1, number + 1) if number % each == 0]
+    """All divisors of a number, in rising order."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -8,32 +8,31 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .core import wide
 from .expansion import Expansion, feature_map, products, query_features, ratio
 from .heads import MultiHead
+from .masked_attention import wide
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
 
 CHUNK = 64
-"""Tokens that are written out at once where it is causal."""
+"""The number of tokens per block in causal attention."""
 
 
 @dataclass(frozen=True)
 class LinearKernel:
-    r"""Weights in proportion to :math:`\varphi(q_i)^\top\varphi(k_j)`, φ = elu + 1, in time that grows with the length
-    alone.
+    r"""Weights in proportion to :math:`\varphi(q_i)^\top\varphi(k_j)`, φ = elu + 1, in time linear in the length.
 
-    With a normalisation φ sees normalised queries and keys. Where that is causal each query has keys of its own, and
-    time grows with the square of the length.
+    With a normalisation, φ is applied to normalised queries and keys. If that is causal, each query has keys of its
+    own, and time grows with the square of the length.
     """
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
-        """Through sums of key times value. There are no weights to drop, so outputs are dropped."""
-        with torch.autocast(q.device.type, enabled=False):  # sums over all tokens want float32
-            found = self._outputs(wide(q), pairs, norm).to(pairs.v.dtype)
-        return F.dropout(found, dropout, dropout > 0)
+        """The outputs from sums of keys times values. There are no weights, so dropout is applied to the outputs."""
+        with torch.autocast(q.device.type, enabled=False):  # sums over all tokens need float32
+            output = self._outputs(wide(q), pairs, norm).to(pairs.v.dtype)
+        return F.dropout(output, dropout, dropout > 0)
 
     def _outputs(self, q: Tensor, pairs: Pairs, norm: KeyNorm | None) -> Tensor:
         if norm is not None and pairs.causal:
@@ -52,7 +51,7 @@ class LinearKernel:
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
-        """With normalised queries and keys; where it is causal, each query has keys of its own."""
+        """The expansion with normalised queries and keys; if causal, each query has keys of its own."""
         k = pairs.keys
         if norm is not None:
             statistics = statistics_of(pairs)
@@ -63,7 +62,7 @@ class LinearKernel:
 def through_state(
     q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b m d"], v: Float[Tensor, "*b m e"]
 ) -> Float[Tensor, "*b n e"]:
-    r"""The primal layer itself, after φ: every query sees every key.
+    r"""The primal layer itself, after φ, where every query sees every key.
 
     .. math:: h_i = \frac{W\varphi(q_i)}{z^\top\varphi(q_i)},\quad
         W = \sum_j v_j\varphi(k_j)^\top,\quad z = \sum_j\varphi(k_j)
@@ -74,31 +73,31 @@ def through_state(
 def through_prefixes(
     q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b n d"], v: Float[Tensor, "*b n e"]
 ) -> Float[Tensor, "*b n e"]:
-    """Each query sees the keys up to its own: chunks before its own as sums, its own chunk written out."""
+    """Each query sees the keys up to its own: earlier blocks as running sums, its own block explicitly."""
     length = q.shape[-2]
-    q, k, v = (blocks(each, CHUNK) for each in (q, k, v))  # c chunk d
-    state, z = (each[..., :-1, :, :] for each in running_sums(k, v))
+    q, k, v = (blocks(rows, CHUNK) for rows in (q, k, v))  # c chunk d
+    state, z = (sums[..., :-1, :, :] for sums in running_sums(k, v))
     near = (q @ k.mT).tril()
-    found = ratio(q @ state + near @ v, q @ z + near.sum(-1, keepdim=True))
-    return found.flatten(-3, -2)[..., :length, :]
+    output = ratio(q @ state + near @ v, q @ z + near.sum(-1, keepdim=True))
+    return output.flatten(-3, -2)[..., :length, :]
 
 
 def through_windows(
     q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b w d"], v: Float[Tensor, "*b w e"], pairs: Pairs
 ) -> Float[Tensor, "*b n e"]:
-    """Each query sees the windows that are complete by then, and its own token."""
+    """Each query sees the windows that are complete at its position, and its own token."""
     assert pairs.own is not None
-    own_k, own_v = (wide(each) for each in pairs.own)
+    own_k, own_v = (wide(rows) for rows in pairs.own)
     length, scale = q.shape[-2], pairs.windows.scale
-    mine = (q * feature_map(own_k)).sum(-1, keepdim=True)
-    late = blocks(F.pad(q, (0, 0, 1, 0)), scale)  # query i stands behind (i + 1) // scale windows
-    seen = (each[..., : late.shape[-3], :, :] for each in running_sums(k.unsqueeze(-2), v.unsqueeze(-2)))
-    top, bottom = ((late @ each).flatten(-3, -2)[..., 1 : length + 1, :] for each in seen)
-    return ratio(top + mine * own_v, bottom + mine)
+    own_weight = (q * feature_map(own_k)).sum(-1, keepdim=True)
+    late = blocks(F.pad(q, (0, 0, 1, 0)), scale)  # (i + 1) // scale windows are complete at query i
+    prefixes = (sums[..., : late.shape[-3], :, :] for sums in running_sums(k.unsqueeze(-2), v.unsqueeze(-2)))
+    top, bottom = ((late @ prefix).flatten(-3, -2)[..., 1 : length + 1, :] for prefix in prefixes)
+    return ratio(top + own_weight * own_v, bottom + own_weight)
 
 
 def query_by_query(q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm) -> Float[Tensor, "b h n e"]:
-    """Causal and normalised: each query has keys of its own. Blocks are computed again for the backward pass."""
+    """Causal and normalised: each query has keys of its own. Blocks are recomputed in the backward pass."""
     mean, variance = statistics_of(pairs)
     k, v, hidden = wide(pairs.keys), wide(pairs.values), pairs.hidden(q.shape[-2])
     assert hidden is not None
@@ -109,27 +108,27 @@ def query_by_query(q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm) -> 
         scores = products(query_features(norm(q, statistics)), features).masked_fill(hidden, 0.0)
         return ratio(scores @ v, scores.sum(-1, keepdim=True))
 
-    found = []
+    outputs = []
     for first in range(0, q.shape[-2], CHUNK):
         part = slice(first, first + CHUNK)
-        given = q[..., part, :], mean[..., part, :], variance[..., part, :], k, v, hidden[..., part, :]
-        again = checkpoint(some, *given, use_reentrant=False) if torch.is_grad_enabled() else some(*given)
+        block_inputs = q[..., part, :], mean[..., part, :], variance[..., part, :], k, v, hidden[..., part, :]
+        again = checkpoint(some, *block_inputs, use_reentrant=False) if torch.is_grad_enabled() else some(*block_inputs)
         assert isinstance(again, Tensor)
-        found.append(again)
-    return torch.cat(found, -2)
+        outputs.append(again)
+    return torch.cat(outputs, -2)
 
 
 def running_sums(
     k: Float[Tensor, "*b c s d"], v: Float[Tensor, "*b c s e"]
 ) -> tuple[Float[Tensor, "*b c+1 d e"], Float[Tensor, "*b c+1 d 1"]]:
-    """State and normaliser before each block of keys and, last, behind all of them."""
+    """State and normaliser before each block of keys, and after the last one."""
     state, z = (k.mT @ v).cumsum(-3), k.sum(-2).unsqueeze(-1).cumsum(-3)
     front = (0, 0, 0, 0, 1, 0)
     return F.pad(state, front), F.pad(z, front)
 
 
 def blocks(x: Float[Tensor, "*b n d"], size: int) -> Float[Tensor, "*b c s d"]:
-    """Cut a sequence into blocks, the last one filled up with zeros."""
+    """Cut a sequence into blocks; the last one is padded with zeros."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % size)).unflatten(-2, (-1, size))
 
 

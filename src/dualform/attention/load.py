@@ -1,4 +1,4 @@
-"""Weights of torch's own attention, or of another layer of ours."""
+"""Copy weights into a layer from ``nn.MultiheadAttention`` or from another layer of ``dualform.attention``."""
 
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ LayerT = TypeVar("LayerT", bound=nn.Module)
 
 
 class ProjectionWeights(NamedTuple):
-    """One of query, key, value, out: of all heads, one after the other."""
+    """The weight and bias of one projection (query, key, value or out), for all heads in order."""
 
     weight: Tensor
     bias: Tensor | None
@@ -25,16 +25,16 @@ class ProjectionWeights(NamedTuple):
 
 @torch.no_grad()
 def load_from(layer: LayerT, other: nn.Module) -> LayerT:
-    """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer of the
-    same width and heads. Other parameters stay.
+    """Copy the projections of ``nn.MultiheadAttention``, or of another attention layer of ours, into a layer.
 
-    Where key/value heads get fewer, each becomes the mean of a run of them, which is another function; where they get
-    more, each is there several times, which is the same function, between layers that weigh alike. What a ``dgqa``
-    holds is written out: its key/value heads go to the query heads that they are given to, and these are pooled, which
-    is the same function where each run has one key/value head, as with a group for each head. A ``dgqa`` with as many
-    groups takes them as they are, with the allocation and, in the same mode, with cache and passes; what it held itself
-    is forgotten in any case. Of a ``kdgqa``, where each example has groups of its own, and into one, nothing but the
-    weights is the same.
+    Both must have the same width and number of heads. Other parameters of the layer stay as they are.
+
+    If the layer has fewer key/value heads, each becomes the mean of a run of the old ones, which changes the function;
+    if it has more, each is repeated, which keeps the function between layers with the same kernel. The key/value heads
+    of a ``dgqa`` are first expanded to its query heads by its allocation, and these are pooled; this keeps the function
+    if each run has one key/value head, as with one group per head. A ``dgqa`` with the same number of groups takes them
+    unchanged, with the allocation and, in the same mode, with cache and passes; its own previous state is reset in any
+    case. From or into a ``kdgqa``, where each example has groups of its own, only the weights are the same.
     """
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} cannot take weights: give a layer of dualform.attention.")
@@ -52,26 +52,26 @@ def load_from(layer: LayerT, other: nn.Module) -> LayerT:
         if bias is not None and bool(bias.any()) and not has_bias(layer.get_submodule(name)):
             how = "bias=True" if layer.out.bias is None else "qk_bias=True"
             raise SizeError(
-                f"the weights of '{name}' have a bias that is not zero, and the layer's none: build it with {how}."
+                f"the weights of '{name}' have a bias that is not zero, but the layer has none: build it with {how}."
             )
     holds = other if isinstance(other, DynamicAttention) else None
     heir = layer if isinstance(layer, DynamicAttention) and holds and layer.kv_heads == holds.kv_heads else None
     for name, (weight, bias) in theirs.items():
         bias = weight.new_zeros(len(weight)) if bias is None else bias
-        mine = layer.get_submodule(name)
+        target = layer.get_submodule(name)
         if name in ("key", "value"):
             if holds is not None and heir is None:
-                held = owners(holds.allocation, layer.heads)
-                weight, bias = (rows.unflatten(0, (-1, layer.size))[held].flatten(0, 1) for rows in (weight, bias))
+                owner = owners(holds.allocation, layer.heads)
+                weight, bias = (rows.unflatten(0, (-1, layer.size))[owner].flatten(0, 1) for rows in (weight, bias))
             weight, bias = (resized(rows, layer.size, layer.kv_heads, layer.heads) for rows in (weight, bias))
-        if isinstance(layer, ScaledHeadAttention) and isinstance(mine, nn.ModuleDict):
+        if isinstance(layer, ScaledHeadAttention) and isinstance(target, nn.ModuleDict):
             weights, biases = layer.split_by_scale(weight), layer.split_by_scale(bias)
-            for scale, each in mine.items():
-                _fill(each, weights[scale], biases[scale])
+            for scale, projection in target.items():
+                _fill(projection, weights[scale], biases[scale])
         else:
-            _fill(mine, weight, bias)
+            _fill(target, weight, bias)
     if isinstance(layer, DynamicAttention):
-        layer.begin_anew()
+        layer.reset_allocation()
     if holds is not None and heir is not None:
         for name in ("allocation", "waiting", *(("cache", "passes") if heir.mode == holds.mode else ())):
             heir.get_buffer(name).copy_(holds.get_buffer(name))
@@ -79,17 +79,17 @@ def load_from(layer: LayerT, other: nn.Module) -> LayerT:
 
 
 def projections(layer: nn.Module) -> dict[str, ProjectionWeights]:
-    """Query, key, value and out of a layer."""
+    """The query, key, value and output projections of a layer."""
     if isinstance(layer, nn.MultiheadAttention):
         if layer.in_proj_weight is None or layer.bias_k is not None or layer.add_zero_attn:
             raise SizeError(
                 "this nn.MultiheadAttention has keys and values of another width, or adds some of its own (kdim, vdim, "
-                "add_bias_kv, add_zero_attn): no layer here does that."
+                "add_bias_kv, add_zero_attn): no layer of dualform.attention does that."
             )
         biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
         inside = zip(("query", "key", "value"), layer.in_proj_weight.chunk(3), biases, strict=True)
-        found = {name: ProjectionWeights(weight, bias) for name, weight, bias in inside}
-        return found | {"out": ProjectionWeights(layer.out_proj.weight, layer.out_proj.bias)}
+        weights_by_part = {name: ProjectionWeights(weight, bias) for name, weight, bias in inside}
+        return weights_by_part | {"out": ProjectionWeights(layer.out_proj.weight, layer.out_proj.bias)}
     if not isinstance(layer, Heads):
         raise SizeError(f"a {type(layer).__name__} is no attention layer whose weights are known here.")
     return {name: _whole(layer, layer.get_submodule(name)) for name in ("query", "key", "value", "out")}
@@ -102,10 +102,10 @@ def _whole(layer: Heads, module: nn.Module) -> ProjectionWeights:
         if not isinstance(weight, Tensor):
             raise SizeError(f"a projection of this layer is a {type(module).__name__}, which has no weight to take.")
         return ProjectionWeights(weight, bias)
-    parts = [each for each in module.values() if isinstance(each, nn.Linear)]
+    parts = [linear for linear in module.values() if isinstance(linear, nn.Linear)]
     biased = parts[0].bias is not None
     return ProjectionWeights(
-        _rows(layer, [each.weight for each in parts]), _rows(layer, [p.bias for p in parts]) if biased else None
+        _rows(layer, [linear.weight for linear in parts]), _rows(layer, [p.bias for p in parts]) if biased else None
     )
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import wide
+from .masked_attention import wide
 from .pairs import Padding, Pairs
 
 Statistics = tuple[Float[Tensor, "b h *c #n d"], Float[Tensor, "b h *c #n d"]]
@@ -15,14 +15,14 @@ Statistics = tuple[Float[Tensor, "b h *c #n d"], Float[Tensor, "b h *c #n d"]]
 
 
 def statistics_of(pairs: Pairs) -> Statistics:
-    """Those of all keys or, where it is causal, of those that each query may see."""
+    """The statistics of all keys or, if causal, of the keys that each query sees."""
     if pairs.own is not None:
         return window_statistics(pairs)
     return (prefix_statistics if pairs.causal else key_statistics)(pairs.k, pairs.empty)
 
 
 def key_statistics(k: Float[Tensor, "b h m d"], padding: Padding = None) -> Statistics:
-    """Mean and variance over the keys that are there."""
+    """Mean and variance over the keys that are not padding."""
     k = wide(k)
     if padding is None:
         mean = k.mean(-2, keepdim=True)
@@ -34,7 +34,7 @@ def key_statistics(k: Float[Tensor, "b h m d"], padding: Padding = None) -> Stat
 
 
 def prefix_statistics(k: Float[Tensor, "b h n d"], padding: Padding = None) -> Statistics:
-    """Mean and variance of the keys up to each token: the future must not leak into the past."""
+    """Mean and variance of the keys up to each token, so that no future token has an influence."""
     origin = _first_key(k, padding)
     return _moments(*_running_sums(k, origin, padding), origin)
 
@@ -45,32 +45,32 @@ def window_statistics(pairs: Pairs) -> Statistics:
     own = pairs.own[0]
     origin = _first_key(own, pairs.padding)
     complete = (torch.arange(own.shape[-2], device=own.device) + 1) // pairs.windows.scale
-    sums = (F.pad(each, (0, 0, 1, 0))[..., complete, :] for each in _running_sums(pairs.k, origin, pairs.empty))
-    mine = wide(own) - origin
-    count, first, second = (a + b for a, b in zip(sums, (1.0, mine, mine.square()), strict=True))
+    sums = (F.pad(sums, (0, 0, 1, 0))[..., complete, :] for sums in _running_sums(pairs.k, origin, pairs.empty))
+    centred_own = wide(own) - origin
+    count, first, second = (a + b for a, b in zip(sums, (1.0, centred_own, centred_own.square()), strict=True))
     return _moments(count, first, second, origin)
 
 
-def subset_statistics(k: Float[Tensor, "b h *c m d"], seen: Bool[Tensor, "*s n m"]) -> Statistics:
+def subset_statistics(k: Float[Tensor, "b h *c m d"], visible: Bool[Tensor, "*s n m"]) -> Statistics:
     """Mean and variance of the keys that each query sees."""
-    any_sees = seen.any(-2).unsqueeze(-1)
+    any_sees = visible.any(-2).unsqueeze(-1)
     k = wide(k)
     with torch.no_grad():
         origin = k.masked_fill(~any_sees, 0.0).sum(-2, keepdim=True) / any_sees.sum(-2, keepdim=True).clamp(min=1)
-    there, near = seen.to(k.dtype), k - origin
-    with torch.autocast(k.device.type, enabled=False):  # or the sums would be in half precision
-        sums, squares = there @ near, there @ near.square()
-    return _moments(there.sum(-1, keepdim=True), sums, squares, origin)
+    present, near = visible.to(k.dtype), k - origin
+    with torch.autocast(k.device.type, enabled=False):  # autocast would sum in half precision
+        sums, squares = present @ near, present @ near.square()
+    return _moments(present.sum(-1, keepdim=True), sums, squares, origin)
 
 
 def _running_sums(k: Tensor, origin: Tensor, padding: Padding) -> tuple[Tensor, Tensor, Tensor]:
     """Running counts, sums and sums of squares around an origin."""
     near = wide(k) - origin
-    there = torch.ones_like(near[:1, :1, :, :1])
+    present = torch.ones_like(near[:1, :1, :, :1])
     if padding is not None:
         gone = padding[:, None, :, None]
-        there, near = (~gone).to(near.dtype), near.masked_fill(gone, 0.0)
-    return there.cumsum(-2), near.cumsum(-2), near.square().cumsum(-2)
+        present, near = (~gone).to(near.dtype), near.masked_fill(gone, 0.0)
+    return present.cumsum(-2), near.cumsum(-2), near.square().cumsum(-2)
 
 
 def _moments(count: Tensor, sums: Tensor, squares: Tensor, origin: Tensor) -> Statistics:
@@ -89,7 +89,7 @@ def _first_key(k: Tensor, padding: Padding) -> Float[Tensor, "b h 1 d"]:
 
 
 class KeyNorm(nn.Module):
-    """Batch normalisation by the statistics of the keys. ``learnable_beta``: one β a head, trained (an extension)."""
+    """Batch normalisation by the statistics of the keys. ``learnable_beta``: one trained β per head (an extension)."""
 
     def __init__(self, heads: int, *, beta: float, use_var: bool, eps: float, learnable_beta: bool = False) -> None:
         super().__init__()
@@ -101,10 +101,10 @@ class KeyNorm(nn.Module):
         return normalised(x, statistics, beta=self._beta(x), use_var=self.use_var, eps=self.eps)
 
     def keys(self, k: Float[Tensor, "b h m d"], statistics: Statistics) -> Float[Tensor, "b h *n m d"]:
-        """Keys, normalised; where statistics differ from query to query, each query has keys of its own."""
+        """Normalised keys; if the statistics differ from query to query, each query has keys of its own."""
         if statistics[0].shape[-2] == 1:
             return self(k, statistics)
-        mean, variance = (each.unsqueeze(-2) for each in statistics)  # b h n 1 d
+        mean, variance = (moment.unsqueeze(-2) for moment in statistics)  # b h n 1 d
         k = k.unsqueeze(-3)
         return normalised(k, (mean, variance), beta=self._beta(k), use_var=self.use_var, eps=self.eps)
 
@@ -113,7 +113,7 @@ class KeyNorm(nn.Module):
         return normalised_query(q, statistics, beta=self._beta(q), use_var=self.use_var, eps=self.eps)
 
     def extra_repr(self) -> str:
-        """β, and whether the variance counts."""
+        """β, whether the variance is used, and ε."""
         return (
             f"beta={'learned' if isinstance(self.beta, Tensor) else self.beta}, use_var={self.use_var}, eps={self.eps}"
         )
@@ -125,7 +125,7 @@ class KeyNorm(nn.Module):
 def normalised(
     x: Tensor, statistics: tuple[Tensor, Tensor], *, beta: Any = 1.0, use_var: bool = True, eps: float = 1e-5
 ) -> Tensor:
-    """Centred and scaled by mean and variance."""
+    """Centre and scale by mean and variance."""
     mean, variance = statistics
     centred = x - beta * mean
     return (centred * (variance + eps).rsqrt() if use_var else centred).to(x.dtype)
@@ -136,7 +136,7 @@ def normalised_query(
 ) -> Float[Tensor, "b h *c n d"]:
     r"""The query that makes softmax attention Attention-BN: :math:`(q - \beta\mu)/(\sigma^2 + \varepsilon)`.
 
-    Of float16 it is float32, since 1/ε is more than float16 holds.
+    For float16 the result is float32, since 1/ε exceeds the range of float16.
     """
     mean, variance = statistics
     centred = q - beta * mean

@@ -1,4 +1,4 @@
-"""The pairs that the heads of a layer are fitted on: keys and values, which tokens they are made of, who sees them."""
+"""The key/value pairs that heads are fitted on, the tokens that each is made of, and which queries see it."""
 
 from dataclasses import dataclass
 
@@ -10,29 +10,29 @@ from torch import Tensor
 from .windows import Windows
 
 Padding = Bool[Tensor, "b m"] | None
-"""True at tokens that are not there."""
+"""True at padding tokens."""
 
 
-def blanked(x: Float[Tensor, "b m D"], padding: Padding) -> Float[Tensor, "b m D"]:
-    """Tokens, with zeros for those that are not there: whatever they hold changes nothing."""
+def zero_padding(x: Float[Tensor, "b m D"], padding: Padding) -> Float[Tensor, "b m D"]:
+    """Set padding tokens to zero, so that their content has no effect."""
     return x if padding is None else x.masked_fill(padding.unsqueeze(-1), 0.0)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Keys and values of some heads of one scale.
+    """Keys and values of the heads of one scale.
 
-    Each pair is a window of tokens. Where it is ``causal``, a query sees the windows that are complete by then; if they
-    are longer than one token also its own key and value, ``own``, so that no query sees nothing.
+    Each pair is a window of tokens. With ``causal``, a query sees the windows that are complete at its position and, if
+    windows are longer than one token, also its own key and value, ``own``, so that every query sees something.
     """
 
     k: Float[Tensor, "b g w d"]
     v: Float[Tensor, "b g w e"]
     windows: Windows
     padding: Bool[Tensor, "b t"] | None = None
-    """Tokens that are not there."""
+    """True at padding tokens."""
     empty: Bool[Tensor, "b w"] | None = None
-    """Windows that hold none."""
+    """True at windows with only padding tokens."""
     causal: bool = False
     own: tuple[Float[Tensor, "b g n d"], Float[Tensor, "b g n e"]] | None = None
     shared: int = 1
@@ -40,7 +40,7 @@ class Pairs:
 
     @property
     def keys(self) -> Float[Tensor, "b h m d"]:
-        """All keys, head by head: of the windows and, behind them, the queries' own."""
+        """All keys, head by head: those of the windows, then the queries' own."""
         return self._of_heads(self.k if self.own is None else torch.cat([self.k, self.own[0]], -2))
 
     @property
@@ -59,12 +59,12 @@ class Pairs:
         return self._tokens(self.windows.first if self.windows.pool == "stride" else self.windows.last)
 
     def late(self, first: int, last: int, windows: int) -> Bool[Tensor, "n w"]:
-        """Which of the first windows are not complete yet, for queries from the first place to before the last."""
+        """Which of the first ``windows`` windows are not complete for the queries at positions first to last − 1."""
         late = self.windows.end[:windows] > np.arange(first, last)[:, None]
         return torch.from_numpy(late).to(self.k.device)
 
     def hidden(self, n: int) -> Bool[Tensor, "#b 1 n m"] | None:
-        """Which keys each of n queries does not see; None where all see all. The queries are the last n tokens."""
+        """The keys hidden from each of n queries, the last n tokens; None where every query sees every key."""
         if not self.causal and self.empty is None:
             return None
         count, device = self.k.shape[-2], self.k.device
@@ -74,18 +74,18 @@ class Pairs:
         if self.empty is not None:
             hidden = hidden | self.empty[:, None, None, :]
         if self.own is not None:
-            others = ~torch.eye(n, dtype=torch.bool, device=device)
-            hidden = torch.cat([hidden, others.expand(*hidden.shape[:2], n, n)], -1)
+            other_tokens = ~torch.eye(n, dtype=torch.bool, device=device)
+            hidden = torch.cat([hidden, other_tokens.expand(*hidden.shape[:2], n, n)], -1)
         return hidden
 
     def spread(self, weights: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h n t"]:
-        """Weights of pairs as weights of tokens."""
+        """Convert weights of pairs to weights of tokens."""
         count = self.k.shape[-2]
-        found = self.windows.spread(weights[..., :count], self.padding)
-        return found if self.own is None else found + weights[..., count:]
+        token_weights = self.windows.spread(weights[..., :count], self.padding)
+        return token_weights if self.own is None else token_weights + weights[..., count:]
 
-    def _of_heads(self, each: Float[Tensor, "b g m c"]) -> Float[Tensor, "b h m c"]:
-        return each if self.shared == 1 else each.repeat_interleave(self.shared, 1)
+    def _of_heads(self, rows: Float[Tensor, "b g m c"]) -> Float[Tensor, "b h m c"]:
+        return rows if self.shared == 1 else rows.repeat_interleave(self.shared, 1)
 
     def _tokens(self, of_windows: np.ndarray) -> Int[Tensor, " m"]:
         own = np.arange(0 if self.own is None else self.own[0].shape[-2])

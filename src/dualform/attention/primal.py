@@ -27,8 +27,8 @@ PrimalMap = Callable[[Tensor], Tensor]
 class PrimalAttention(MultiHead):
     """Multi-head attention between g(q) and g(k): the same map g at queries and keys.
 
-    ``g`` is a function or a module, whose parameters are then trained too. It sees one tensor at a time, padded tokens
-    included. One that mixes tokens must not look ahead where the layer is causal.
+    ``g`` is a function, or a module whose parameters are then trained too. It is applied to one tensor at a time,
+    including padding tokens. If it mixes tokens, it must not look ahead in a causal layer.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class PrimalAttention(MultiHead):
         self.g = g
 
     def groups(self, x: Tensor, context: Tensor, padding: Padding, causal: bool) -> Iterator[HeadGroup]:
-        """All heads together, behind g."""
+        """All heads as one group, with g applied to queries and keys."""
         for group in super().groups(x, context, padding, causal):
             pairs = replace(group.pairs, k=self._mapped(group.pairs.k))
             yield group._replace(q=self._mapped(group.q), pairs=pairs)
 
     def _mapped(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n e"]:
-        found = self.g(x)
-        if found.shape[:-1] != x.shape[:-1]:
+        mapped = self.g(x)
+        if mapped.shape[:-1] != x.shape[:-1]:
             raise SizeError(
-                f"g makes {tuple(found.shape)} of {tuple(x.shape)} (batch, heads, tokens, numbers): it must keep all "
+                f"g makes {tuple(mapped.shape)} of {tuple(x.shape)} (batch, heads, tokens, channels): it must keep all "
                 "axes but the last."
             )
-        return found
+        return mapped
 
 
 def from_primal(g: PrimalMap, width: int, heads: int, **options: Any) -> PrimalAttention:

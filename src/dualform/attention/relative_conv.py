@@ -1,13 +1,13 @@
 r"""Attention between convolved heads: MDHA, and with relative scores RCMHA.
 
-Behind their projections queries, keys and values each go through a depth-wise convolution over the tokens that looks
-back alone, the same or another one in each head:
+After their projections, queries, keys and values each pass through a depth-wise convolution over the tokens that only
+looks back, either the same one in all heads or one per head:
 
 .. math:: \mathrm{DW}(y)_t = \beta + \sum_{s=0}^{k-1} w_s \odot y_{t-(k-1)+s},\qquad y_t = 0 \text{ for } t < 0
 
 References: So et al. (2021), Primer, arXiv 2109.08668 (MDHA); Sugiharto, Aradea, Mubarok (2023), arXiv 2308.03429
-(RCMHA), of which the abstract and the released code were at hand. The abstract speaks of convolving the input
-embedding; the code, and so this, convolves the projections.
+(RCMHA), of which the abstract and the released code were available. The abstract describes a convolution of the input
+embedding; the released code, and this module, convolve the projections.
 """
 
 from typing import Literal
@@ -17,9 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .core import Mode, chosen, whole_number
+from dualform.arguments import one_of, whole_number
+
 from .heads import AttentionKernel, EarlierTokens, MultiHead, Projected
-from .pairs import Padding, blanked
+from .masked_attention import Mode
+from .pairs import Padding, zero_padding
 from .relative import PositionName, RelativeSoftmaxKernel
 from .softmax import SoftmaxKernel
 
@@ -29,17 +31,17 @@ QueryContext = Literal["memory", "segment"]
 
 
 class LookingBack(nn.Module):
-    """A depth-wise convolution over the tokens that looks back alone; the last tap is "now".
+    """A depth-wise convolution over the tokens that only looks back; its last tap is the current token.
 
-    ``sharing`` "channel": one kernel for each number of a head, the same in all heads; "head": for each number of a
-    token. ``init`` "default": as torch begins; "primer": 0.5 for now and 0.5/k for each step back; "identity".
+    ``sharing`` "channel": one kernel for each channel of a head, shared by all heads; "head": one for each channel of a
+    token. ``init`` "default": torch's; "primer": 0.5 for the current token and 0.5/k for each earlier one; "identity".
     """
 
     def __init__(self, width: int, heads: int, kernel: int, *, sharing: Sharing, bias: bool, init: Init) -> None:
         super().__init__()
         self.heads, self.past, size = heads, whole_number("kernel", kernel, 1) - 1, width // heads
-        self.sharing: Sharing = chosen("sharing", sharing, ("channel", "head"))
-        chosen("init", init, ("default", "primer", "identity"))
+        self.sharing: Sharing = one_of("sharing", sharing, ("channel", "head"))
+        one_of("init", init, ("default", "primer", "identity"))
         self.conv = (
             nn.Conv2d(size, size, (1, kernel), groups=size, bias=bias) if sharing == "channel"
             else nn.Conv1d(width, width, kernel, groups=width, bias=bias)
@@ -52,7 +54,7 @@ class LookingBack(nn.Module):
                     self.conv.bias.zero_()
 
     def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
-        """Each token with those before it."""
+        """Mix each token with those before it."""
         x = F.pad(x, (0, 0, self.past, 0))
         if self.sharing == "head":
             return self.conv(x.mT).mT
@@ -62,13 +64,13 @@ class LookingBack(nn.Module):
 class ConvolvedAttention(MultiHead):
     """MDHA: softmax attention between convolved queries, keys and values.
 
-    Convolutions look back, whether it is causal or not; padded tokens count as zeros. Where a segment follows on what
-    is remembered, keys and values are convolved over both, and so are queries, which makes two segments the same as
-    one (as long as nothing is forgotten: the oldest tokens that are left have nothing before them).
-    ``query_context="segment"`` convolves queries over the segment alone, as the released code of RCMHA does; so does
-    ``mode="reference"``, whatever else is said. ``sharing``, ``conv_bias`` and ``init`` are by default as in that code;
-    those of Primer are "head", False and "primer". ``weigh`` is the kernel that weighs keys (None: a softmax); with
-    others than softmax and relative ones it takes no segments.
+    Convolutions look back, whether the layer is causal or not; padding tokens count as zeros. If a segment follows
+    remembered tokens, keys, values and queries are convolved over both, so that two segments give the same as one (as
+    long as nothing is forgotten: the oldest remaining tokens have nothing before them). ``query_context="segment"``
+    convolves queries over the segment only, as the released code of RCMHA does; ``mode="reference"`` always does so.
+    The defaults of ``sharing``, ``conv_bias`` and ``init`` are those of that code; Primer uses "head", False and
+    "primer". ``weigh`` is the attention kernel (None: softmax); with one that is neither softmax nor relative, the
+    layer takes no segments.
     """
 
     segments: bool = True
@@ -80,8 +82,8 @@ class ConvolvedAttention(MultiHead):
     ) -> None:  # fmt: skip
         super().__init__(width, heads, weigh or SoftmaxKernel(), dropout=dropout, bias=bias, qk_bias=qk_bias)
         self.segments = isinstance(self.kernel, SoftmaxKernel | RelativeSoftmaxKernel)
-        chosen("query_context", query_context, ("memory", "segment"))
-        reference = chosen("mode", mode, ("clean", "reference")) == "reference"
+        one_of("query_context", query_context, ("memory", "segment"))
+        reference = one_of("mode", mode, ("clean", "reference")) == "reference"
         self.query_context: QueryContext = "segment" if reference else query_context
         self.query_conv, self.key_conv, self.value_conv = (
             LookingBack(width, heads, kernel, sharing=sharing, bias=conv_bias, init=init) for _ in range(3)
@@ -95,12 +97,12 @@ class ConvolvedAttention(MultiHead):
             x = torch.cat([context[:, max(0, remembered - self.query_conv.past) : remembered], x], 1)
         q, k, v = super().projected(x, context, padding, causal)
         if padding is not None and (causal or x is context):
-            q = blanked(q, padding[:, -x.shape[1] :])
-        k, v = blanked(k, padding), blanked(v, padding)
+            q = zero_padding(q, padding[:, -x.shape[1] :])
+        k, v = zero_padding(k, padding), zero_padding(v, padding)
         return self.query_conv(q)[:, -n:], self.key_conv(k), self.value_conv(v)
 
     def before_next(self, tokens: int) -> tuple[tuple[int, int], ...]:
-        """Of queries, keys and values the last tokens, as many as a convolution looks back."""
+        """The last projected queries, keys and values, as many as a convolution looks back."""
         return ((min(tokens, self.query_conv.past), self.width),) * 3
 
     def continued(self, x: Tensor, before: EarlierTokens) -> tuple[Projected, EarlierTokens]:
@@ -109,16 +111,16 @@ class ConvolvedAttention(MultiHead):
         if before:
             q, k, v = (torch.cat([old, new], 1) for old, new in zip(before, (q, k, v), strict=True))
         n, past = x.shape[1], self.query_conv.past
-        after = tuple(each[:, max(0, each.shape[1] - past) :] for each in (q, k, v))
+        after = tuple(tokens[:, max(0, tokens.shape[1] - past) :] for tokens in (q, k, v))
         return (self.query_conv(q)[:, -n:], self.key_conv(k)[:, -n:], self.value_conv(v)[:, -n:]), after
 
     def extra_repr(self) -> str:
-        """Also what queries are convolved over."""
+        """The options of ``Heads`` and ``query_context``."""
         return f"{super().extra_repr()}, query_context={self.query_context!r}"
 
 
 class RelativeConvAttention(ConvolvedAttention):
-    """RCMHA: both the convolutions of MDHA and the scores of relative attention, with the options of both."""
+    """RCMHA: the convolutions of MDHA with the scores of relative attention, and the options of both."""
 
     def __init__(
         self, width: int, heads: int, *, kernel: int = 3, sharing: Sharing = "channel", conv_bias: bool = True,

@@ -8,14 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from .core import attend
 from .expansion import Expansion, exponential
 from .heads import MultiHead
+from .masked_attention import attend
 from .norm import KeyNorm, statistics_of
 from .pairs import Pairs
 
 BLOCK = 512
-"""Queries that are written out at once where causal heads are pooled."""
+"""The number of queries per block in causal attention with pooled heads."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SoftmaxKernel:
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
-        """On the fused kernel: a normalisation changes the query alone."""
+        """The outputs from torch's fused kernel; a normalisation only changes the query."""
         if norm is not None:
             q = norm.query(q, statistics_of(pairs))
         if pairs.own is not None:
@@ -37,33 +37,33 @@ class SoftmaxKernel:
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
-        """With normalised queries and keys, as the primal layer has them; where it is causal, changed queries."""
+        """The expansion with normalised queries and keys, as in the primal layer; if causal, with changed queries."""
         statistics = None if norm is None else statistics_of(pairs)
         return exponential(heads, q, pairs, pairs.hidden(q.shape[-2]), norm, statistics)
 
 
 def with_own(q: Float[Tensor, "b h n d"], pairs: Pairs, dropout: float) -> Float[Tensor, "b h n e"]:
-    """Causal attention to complete windows and to each query's own token. In blocks, so late windows cost nothing."""
+    """Causal attention to complete windows and to each query's own token, in blocks that leave later windows out."""
     assert pairs.own is not None
-    k, v, own_k, own_v = (each.to(q.dtype) for each in (pairs.k, pairs.v, *pairs.own))
+    k, v, own_k, own_v = (tensor.to(q.dtype) for tensor in (pairs.k, pairs.v, *pairs.own))
     q = q / math.sqrt(q.shape[-1])
-    found = []
+    outputs = []
     for first in range(0, q.shape[-2], BLOCK):
-        some = slice(first, first + BLOCK)
+        rows = slice(first, first + BLOCK)
         last = min(first + BLOCK, q.shape[-2])
-        seen = last // pairs.windows.scale
-        late = pairs.late(first, last, seen)
+        complete = last // pairs.windows.scale
+        late = pairs.late(first, last, complete)
         if pairs.empty is not None:
-            late = late | pairs.empty[:, None, None, :seen]
-        logits = (q[..., some, :] @ k[..., :seen, :].mT).masked_fill(late, -torch.inf)
-        mine = (q[..., some, :] * own_k[..., some, :]).sum(-1, keepdim=True)
-        weights = F.dropout(torch.cat([logits, mine], -1).softmax(-1), dropout, dropout > 0)
-        found.append(weights[..., :-1] @ v[..., :seen, :] + weights[..., -1:] * own_v[..., some, :])
-    return torch.cat(found, -2).to(pairs.v.dtype)
+            late = late | pairs.empty[:, None, None, :complete]
+        logits = (q[..., rows, :] @ k[..., :complete, :].mT).masked_fill(late, -torch.inf)
+        own_logit = (q[..., rows, :] * own_k[..., rows, :]).sum(-1, keepdim=True)
+        weights = F.dropout(torch.cat([logits, own_logit], -1).softmax(-1), dropout, dropout > 0)
+        outputs.append(weights[..., :-1] @ v[..., :complete, :] + weights[..., -1:] * own_v[..., rows, :])
+    return torch.cat(outputs, -2).to(pairs.v.dtype)
 
 
 class SoftmaxAttention(MultiHead):
-    r"""Attention as everybody knows it: :math:`h_i = \sum_j \mathrm{softmax}_j(q_i^\top k_j/\sqrt d)\, v_j`.
+    r"""Standard multi-head attention, :math:`h_i = \sum_j \mathrm{softmax}_j(q_i^\top k_j/\sqrt d)\, v_j`.
 
     As a support vector expansion (Nguyen et al. 2023, arXiv 2406.13781, Theorem 1) the keys are training inputs and the
     values their dual variables.

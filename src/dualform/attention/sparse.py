@@ -3,8 +3,8 @@ r"""Sparse attention: each query sees its neighbours and every c-th token (after
 .. math:: h_i = \sum_{j \in M_i} \mathrm{softmax}_{j \in M_i}(q_i^\top k_j/\sqrt d)\, v_j,\qquad
     M_i = \{j : |i - j| \le w \text{ or } (j + 1) \bmod c = 0\}
 
-As a support vector expansion, each query has a fit of its own, on the keys in its M. A pooled window is seen where any
-of its tokens is. The pattern of Nguyen et al. (2023) was not at hand: w and c are arguments, ⌈√N⌉ by default.
+As a support vector expansion, each query has a fit of its own, on the keys in its M. A pooled window is visible if any
+of its tokens is. The pattern of Nguyen et al. (2023) was not available: w and c are arguments, ⌈√N⌉ by default.
 """
 
 import math
@@ -18,22 +18,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from dualform.arguments import whole_number
 from dualform.errors import SizeError
 
-from .core import attend, whole_number
 from .expansion import Expansion, exponential
 from .heads import MultiHead
+from .masked_attention import attend
 from .norm import KeyNorm, statistics_of, subset_statistics
 from .pairs import Pairs
 from .windows import Windows
 
 LEAST_BLOCK = 16
-"""Queries that are taken together at least: shorter blocks waste more than they save."""
+"""The smallest number of queries per block: shorter blocks cost more than they save."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Who sees whom: neighbours up to ``window`` tokens away, and the last of every ``stride`` tokens."""
+    """The visible tokens: neighbours up to ``window`` tokens away, and the last of every ``stride`` tokens."""
 
     window: int
     stride: int
@@ -45,7 +46,7 @@ class Pattern:
 
 
 class Gathered(NamedTuple):
-    """For each block of queries: which keys one of them may see, and which of these each query does not."""
+    """For each block of queries, the keys that any of them sees, and which of these are hidden from each query."""
 
     keys: Int[np.ndarray, "c l"]
     hidden: Bool[np.ndarray, "c s l"]
@@ -55,8 +56,8 @@ class Gathered(NamedTuple):
 def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own: bool) -> Gathered:
     """Cut the queries into blocks, and gather for each the windows near it and those that hold a strided token.
 
-    With the usual pattern there are less than three times as many as its queries see, so what is computed grows with
-    what is seen: with N√N.
+    With the default pattern these are less than three times as many as its queries see, so the cost grows with the
+    number of visible pairs, N√N.
     """
     last, of_token, end = windows.tokens - 1, windows.of_token, windows.end
     w = min(pattern.window, max(queries, windows.tokens))
@@ -74,9 +75,9 @@ def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own
     if causal:
         hidden = hidden | (end[keys][:, None] > query)
     if own:
-        mine = (begin + np.arange(size)).clip(max=queries - 1)
-        others = np.broadcast_to(~np.eye(size, dtype=bool), (len(begin), size, size))
-        keys, hidden = np.concatenate([keys, windows.count + mine], 1), np.concatenate([hidden, others], 2)
+        own_token = (begin + np.arange(size)).clip(max=queries - 1)
+        other_tokens = np.broadcast_to(~np.eye(size, dtype=bool), (len(begin), size, size))
+        keys, hidden = np.concatenate([keys, windows.count + own_token], 1), np.concatenate([hidden, other_tokens], 2)
     return Gathered(keys, hidden)
 
 
@@ -84,9 +85,9 @@ def gathered(pattern: Pattern, queries: int, windows: Windows, causal: bool, own
 class SparseKernel:
     """Softmax over the keys of a pattern.
 
-    ``stats`` says what a normalisation is measured on: "all" keys, or the "subset" that each query sees, which is the
-    literal reading of one fit a query. ``way`` is "gathered", whose cost follows what is seen, or "dense", the
-    reference: all scores, then a mask.
+    ``stats`` selects the keys of a normalisation's statistics: "all", or the "subset" that each query sees, which is
+    the literal reading of one fit per query. ``way`` is "gathered", whose cost grows with the visible pairs, or
+    "dense", the reference, which masks all scores.
     """
 
     window: int | None = None
@@ -102,21 +103,21 @@ class SparseKernel:
             raise SizeError(f"stats={self.stats!r} is 'all' or 'subset', and way={self.way!r} 'gathered' or 'dense'.")
 
     def pattern(self, windows: Windows) -> Pattern:
-        """The pattern for so many tokens."""
+        """The pattern for the number of tokens of ``windows``."""
         if windows.grid is not None and windows.scale > 1:
-            raise SizeError("blocks of a grid are no stretches of a sequence: sparse heads are pooled without grid=.")
+            raise SizeError("blocks of a grid are not intervals of a sequence: pool sparse heads without grid=.")
         root = math.isqrt(max(windows.tokens - 1, 0)) + 1
         return Pattern(root if self.window is None else self.window, self.stride or root)
 
     def outputs(
         self, q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None, dropout: float
     ) -> Float[Tensor, "b h n e"]:
-        """Block by block of the queries, on the fused kernel."""
+        """The outputs, block by block of the queries, from torch's fused kernel."""
         if self.way == "dense":
             return self.expansion((), q, pairs, norm).outputs(dropout)
         n, device = q.shape[-2], q.device
-        found = gathered(self.pattern(pairs.windows), n, pairs.windows, pairs.causal, pairs.own is not None)
-        index, hidden = (torch.from_numpy(each).to(device) for each in found)
+        gathered_keys = gathered(self.pattern(pairs.windows), n, pairs.windows, pairs.causal, pairs.own is not None)
+        index, hidden = (torch.from_numpy(array).to(device) for array in gathered_keys)
         hidden = hidden[None]  # 1 c s l
         if norm is not None and self.stats == "all":
             q = norm.query(q, statistics_of(pairs))
@@ -130,13 +131,15 @@ class SparseKernel:
             q = norm.query(q, subset_statistics(keys, ~hidden.unsqueeze(1)))
         if hidden.shape[0] > 1:
             hidden = hidden.repeat_interleave(q.shape[1], 0)
-        out = attend(*(each.to(q.dtype).flatten(0, 1) for each in (q, keys, values)), hidden=hidden, dropout=dropout)
+        out = attend(
+            *(tensor.to(q.dtype).flatten(0, 1) for tensor in (q, keys, values)), hidden=hidden, dropout=dropout
+        )
         return out.unflatten(0, q.shape[:2]).flatten(2, 3)[:, :, :n].to(pairs.v.dtype)
 
     def expansion(
         self, heads: tuple[int, ...], q: Float[Tensor, "b h n d"], pairs: Pairs, norm: KeyNorm | None
     ) -> Expansion:
-        """All scores, and a mask."""
+        """The expansion over all keys, with those outside the pattern hidden."""
         n, windows = q.shape[-2], pairs.windows
         unseen = ~self.pattern(windows).sees(np.arange(n)[:, None], windows.first, windows.last)
         unseen = torch.from_numpy(unseen).to(q.device)

@@ -1,4 +1,4 @@
-"""The table of attention layers: a name for each, and one way to build them."""
+"""The table of attention layers by name, and the function that builds them."""
 
 import inspect
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from .scaled import ScaledHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention, SparseKernel
 
-PATTERN = tuple(each.name for each in fields(SparseKernel))
+PATTERN = tuple(field.name for field in fields(SparseKernel))
 
 
 def _sparse(layer: Callable[..., nn.Module], width: int, heads: int, **options: Any) -> nn.Module:
-    """A layer on the sparse kernel: options of the pattern are the kernel's, all others the layer's."""
+    """Build a layer with a sparse kernel: options of the pattern go to the kernel, all others to the layer."""
     pattern = {name: options.pop(name) for name in PATTERN if name in options}
     return layer(width, heads, kernel=SparseKernel(**pattern), **options)
 
@@ -57,28 +57,35 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = {
     "relative": RelativeAttention,
     "relative-conv": RelativeConvAttention,
 }
-"""By name. All take (width, heads, **options) and are called with (x, context=None, *, padding=None, causal=False)."""
+"""All attention layers by name.
+
+They take (width, heads, **options), and their forward (x, context=None, *, padding=None, causal=False).
+"""
 
 
 def build(name: str, width: int, heads: int, **options: Any) -> nn.Module:
-    """An attention layer by its name: ``build("bn", 64, 8)``."""
+    """Build an attention layer by its name: ``build("bn", 64, 8)``."""
     if name not in ATTENTIONS:
         raise UnknownLayer(f"no attention is called '{name}': there are {list(ATTENTIONS)}.")
-    known = options_of(name)
-    if unknown := [option for option in options if option not in known]:
-        raise UnknownLayer(f"the attention '{name}' has no option '{unknown[0]}': it has {known}.")
+    options_taken = options_of(name)
+    if unknown := [option for option in options if option not in options_taken]:
+        raise UnknownLayer(f"the attention '{name}' has no option '{unknown[0]}': it has {options_taken}.")
     return ATTENTIONS[name](width, heads, **options)
 
 
 def options_of(name: str) -> list[str]:
     """The options that a member of the table takes."""
-    layer, given, own = ATTENTIONS[name], set[str](), ()
+    layer, preset, own = ATTENTIONS[name], set[str](), ()
     while isinstance(layer, partial):
-        given |= set(layer.keywords)
+        preset |= set(layer.keywords)
         layer, own = (layer.args[0], PATTERN) if layer.func is _sparse else (layer.func, own)
     own = PATTERN if layer is SparseAttention else own
-    taken = [each.name for each in inspect.signature(layer).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    keywords = [
+        parameter.name
+        for parameter in inspect.signature(layer).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
     sized = isinstance(layer, type) and issubclass(layer, ConvAttention | ConvolvedAttention)
-    hidden = given | {"normalise", "weigh" if sized else "kernel"}  # of convolutions it is their size
-    hidden |= {"beta", "use_var", "eps"} if "normalise" in {*taken} - given else set()
-    return [*own, *(option for option in taken if option not in hidden)]
+    hidden = preset | {"normalise", "weigh" if sized else "kernel"}  # of convolutions it is their size
+    hidden |= {"beta", "use_var", "eps"} if "normalise" in {*keywords} - preset else set()
+    return [*own, *(option for option in keywords if option not in hidden)]

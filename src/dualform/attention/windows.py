@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dualform.errors import SizeError
 
-from .core import wide
+from .masked_attention import wide
 
 WindowPool = Literal["avg", "stride"]
 Grid = tuple[int, int] | None
@@ -21,11 +21,11 @@ TokenPlaces = Int[np.ndarray, " _"]
 
 @dataclass(frozen=True)
 class Windows:
-    """How so many tokens are cut into windows of ``scale`` tokens, the last one shorter where it does not fit.
+    """The partition of a sequence into windows of ``scale`` tokens, of which the last one may be shorter.
 
     The first ``class_tokens`` are windows of their own. With a ``grid`` (height, width) the others are cut into blocks
-    of it, as square as the scale allows; else in the order in which they come. ``pool`` is "avg", the mean of the
-    tokens that are there, or "stride", the first token that is there.
+    of it, as square as the scale allows; otherwise into consecutive windows. ``pool`` is "avg", the mean of the tokens
+    that are not padding, or "stride", the first of these.
     """
 
     tokens: int
@@ -40,13 +40,13 @@ class Windows:
             raise SizeError(f"there are {self.tokens} tokens, fewer than class_tokens={self.class_tokens}.")
         if self.grid is not None and self.scale > 1 and self.grid[0] * self.grid[1] != rest:
             raise SizeError(
-                f"{rest} tokens (behind {self.class_tokens} class tokens) are no grid of {self.grid[0]} × "
-                f"{self.grid[1]}. Give grid=(height, width) as it is, or grid=None for a sequence."
+                f"{rest} tokens (after {self.class_tokens} class tokens) do not form a grid of {self.grid[0]} × "
+                f"{self.grid[1]}. Give the right grid=(height, width), or grid=None for a sequence."
             )
 
     @property
     def count(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         if self.grid is None or self.scale == 1:
             return self.class_tokens + -(-(self.tokens - self.class_tokens) // self.scale)
         height, width = block(self.scale)
@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def of_token(self) -> TokenPlaces:
-        """The window of each token."""
+        """The index of each token's window."""
         first, rest = np.arange(self.class_tokens), np.arange(self.tokens - self.class_tokens)
         if self.grid is None or self.scale == 1:
             return np.concatenate([first, len(first) + rest // self.scale])
@@ -64,32 +64,32 @@ class Windows:
 
     @property
     def sizes(self) -> TokenPlaces:
-        """How many tokens each window has."""
+        """The number of tokens of each window."""
         return np.bincount(self.of_token, minlength=self.count)
 
     @property
     def first(self) -> TokenPlaces:
         """The first token of each window."""
-        found = np.full(self.count, self.tokens)
-        np.minimum.at(found, self.of_token, np.arange(self.tokens))
-        return found
+        first = np.full(self.count, self.tokens)
+        np.minimum.at(first, self.of_token, np.arange(self.tokens))
+        return first
 
     @property
     def last(self) -> TokenPlaces:
         """The last token of each window."""
-        found = np.zeros(self.count, dtype=np.int64)
-        np.maximum.at(found, self.of_token, np.arange(self.tokens))
-        return found
+        last = np.zeros(self.count, dtype=np.int64)
+        np.maximum.at(last, self.of_token, np.arange(self.tokens))
+        return last
 
     @property
     def end(self) -> TokenPlaces:
-        """Where each window of a sequence is complete: its last token, had it all of them."""
+        """The position at which each window of a sequence is complete: that of its last token, if it were full."""
         return (np.arange(self.count) + 1) * self.scale - 1
 
     def pooled(
         self, x: Float[Tensor, "*b m d"], padding: Bool[Tensor, "*#b m"] | None = None
     ) -> tuple[Float[Tensor, "*b w d"], Bool[Tensor, "*#b w"] | None]:
-        """Each window as one token, and which windows are empty. ``padding`` is True at tokens that are not there."""
+        """Pool each window to one token; also returns which windows hold nothing but padding."""
         if self.scale == 1:
             return x, padding
         if self.pool == "stride":
@@ -108,27 +108,27 @@ class Windows:
     def spread(
         self, weights: Float[Tensor, "b h n w"], padding: Bool[Tensor, "b m"] | None = None
     ) -> Float[Tensor, "b h n m"]:
-        """Weights of windows as weights of tokens: each token has its share."""
+        """Distribute the weight of each window over its tokens."""
         where = torch.from_numpy(self.of_token).to(weights.device)
         if self.scale > 1 and self.pool == "stride":
             chosen, _ = self._chosen(padding, weights.device)
             chosen = chosen.reshape(-1, 1, 1, self.count).expand_as(weights)
             return weights.new_zeros(*weights.shape[:-1], self.tokens).scatter_add(-1, chosen, weights)
-        there = weights.new_ones(1, self.tokens) if padding is None else (~padding).to(weights.dtype)
-        counts = there.new_zeros(there.shape[0], self.count).index_add(1, where, there).clamp(min=1)
-        return weights[..., where] * (there / counts[:, where])[:, None, None, :]
+        present = weights.new_ones(1, self.tokens) if padding is None else (~padding).to(weights.dtype)
+        counts = present.new_zeros(present.shape[0], self.count).index_add(1, where, present).clamp(min=1)
+        return weights[..., where] * (present / counts[:, where])[:, None, None, :]
 
     def _chosen(
         self, padding: Bool[Tensor, "*b m"] | None, device: torch.device
     ) -> tuple[Int[Tensor, "*b w"], Bool[Tensor, "*b w"] | None]:
-        """The first token that is there of each window, and which windows have none."""
+        """The first token of each window that is not padding, and which windows have none."""
         if padding is None:
             return torch.from_numpy(self.first).to(device), None
-        places = torch.arange(self.tokens, device=device) + self.tokens * padding  # those that are not there come last
+        places = torch.arange(self.tokens, device=device) + self.tokens * padding  # padding comes last
         window = torch.from_numpy(self.of_token).to(device).expand_as(places)
         nothing = places.new_full((*places.shape[:-1], self.count), 2 * self.tokens)
-        found = nothing.scatter_reduce(-1, window, places, "amin")
-        return found.clamp(max=self.tokens - 1), found >= self.tokens
+        earliest = nothing.scatter_reduce(-1, window, places, "amin")
+        return earliest.clamp(max=self.tokens - 1), earliest >= self.tokens
 
     def _sum(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b w d"]:
         """The sum of each window."""
@@ -144,13 +144,13 @@ class Windows:
 
 
 def block(scale: int) -> tuple[int, int]:
-    """Height and width of a block of so many tokens, as square as can be, rather wide than high."""
+    """Height and width of a block of ``scale`` tokens, as square as possible, and wider than high if necessary."""
     height = next(h for h in range(int(scale**0.5), 0, -1) if scale % h == 0)
     return height, scale // height
 
 
 SCALES = {1: (1,), 2: (1, 2), 3: (1, 2, 4), 4: (1, 2, 4, 8), 8: (1, 1, 2, 2, 4, 4, 8, 8)}
-"""Scales for some numbers of heads; others take the first few, over and over again."""
+"""Default scales for common numbers of heads; other numbers repeat 1, 2, 4, 8."""
 
 
 def default_scales(heads: int) -> tuple[int, ...]:
@@ -159,5 +159,5 @@ def default_scales(heads: int) -> tuple[int, ...]:
 
 
 def keep_rate(scales: Sequence[int]) -> float:
-    """ρ: how many keys the heads see on average, as a share of all tokens."""
+    """ρ, the mean number of keys per head as a share of all tokens."""
     return sum(1 / scale for scale in scales) / len(scales)

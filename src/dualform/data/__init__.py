@@ -1,4 +1,4 @@
-"""The real data sets, found or downloaded, never invented."""
+"""Real data sets, read from disk or downloaded, never synthetic."""
 
 from .digits import digits, small_digits
 from .folder import data_file

@@ -1,4 +1,4 @@
-"""Downloads: a file comes whole and with the right checksum, or not at all; what was begun goes on where it stopped."""
+"""Downloads with checksums: a file appears whole or not at all, and an interrupted download is resumed."""
 
 import hashlib
 import http.client
@@ -17,7 +17,7 @@ from .sources import Source
 
 PIECE = 1 << 16
 SECONDS = 30.0
-"""After so long without a byte a server counts as gone."""
+"""The timeout of a connection that sends nothing."""
 
 
 def fetch(source: Source, file: Path) -> Path:
@@ -29,8 +29,8 @@ def fetch(source: Source, file: Path) -> Path:
                 _from_any(source, file)
     except OSError as error:
         raise DataNotFound(
-            f"Downloading {file.name} failed, as {file.parent} cannot be written: {error.strerror or error}. Make "
-            "room, or name another folder with XDG_CACHE_HOME."
+            f"Downloading {file.name} failed: cannot write to {file.parent}: {error.strerror or error}. Free some "
+            "space, or choose another folder with XDG_CACHE_HOME."
         ) from error
     return file
 
@@ -50,12 +50,12 @@ def _from_any(source: Source, file: Path) -> None:
         ) as error:
             failed.append(f"{address} ({getattr(error, 'reason', None) or error or type(error).__name__})")
     raise DataNotFound(
-        f"Downloading {file.name} failed: {'; '.join(failed)}. Check the network and try again; what has come is kept."
+        f"Downloading {file.name} failed: {'; '.join(failed)}. Check the network and try again; the download resumes."
     )
 
 
 class WrongDownload(Exception):
-    """What came is not the file."""
+    """The downloaded data is not the expected file."""
 
 
 def _from_one(address: str, source: Source, file: Path) -> None:
@@ -69,10 +69,10 @@ def _from_one(address: str, source: Source, file: Path) -> None:
             begin = begin if answer.status == http.client.PARTIAL_CONTENT else 0  # some servers only send all of it
             _copy(answer, partial, begin, source.size)
     kind, expected = source.checksum.split(":")
-    found = _checksum(kind, partial)
-    if found != expected:
+    checksum = _checksum(kind, partial)
+    if checksum != expected:
         partial.unlink()
-        raise WrongDownload(f"its {kind} is {found}, not {expected}")
+        raise WrongDownload(f"its {kind} is {checksum}, not {expected}")
     partial.replace(file)
 
 

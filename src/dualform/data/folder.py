@@ -1,4 +1,4 @@
-"""Where data lies: the folder that ``DUALFORM_DATA`` names, the user's cache, the system's packages; else the network.
+"""Search for data files: in the folder ``DUALFORM_DATA``, the user's cache, system packages, then on the network.
 
 With ``DUALFORM_OFFLINE=1`` nothing is ever downloaded.
 """
@@ -13,7 +13,7 @@ from .sources import PACKAGES, SOURCES
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept."""
+    """The folder of downloaded files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualform" / "data"
 
 
@@ -24,7 +24,7 @@ def data_folders() -> list[Path]:
 
 
 def find_file(*names: str) -> Path | None:
-    """The first of these files that lies on this machine."""
+    """The first of these files that exists on this machine."""
     for name in names:
         first, _, rest = name.partition("/")
         packaged = [Path(PACKAGES[first], rest)] if first in PACKAGES else []
@@ -35,19 +35,19 @@ def find_file(*names: str) -> Path | None:
 
 
 def data_file(*names: str) -> Path:
-    """A file of a data set under one of its names: found, or downloaded to the user's cache."""
-    found = find_file(*names)
-    if found is not None:
-        return found
+    """The path of a data file under one of its names, after a download to the user's cache if necessary."""
+    path = find_file(*names)
+    if path is not None:
+        return path
     places = " or ".join(str(folder) for folder in data_folders())
     wanted = " or ".join(names)
     sentence = f"cannot find {wanted} in {places}. Put it there, or set DUALFORM_DATA to the folder that holds it"
-    known = next((name for name in names if name in SOURCES), None)
-    if known is None:
+    downloadable = next((name for name in names if name in SOURCES), None)
+    if downloadable is None:
         raise DataNotFound(f"{sentence}.")
     if os.environ.get("DUALFORM_OFFLINE", "0") not in ("", "0"):
         raise DataNotFound(f"{sentence}; DUALFORM_OFFLINE is set, so it is not downloaded.")
     try:
-        return fetch(SOURCES[known], cache_folder() / known)
+        return fetch(SOURCES[downloadable], cache_folder() / downloadable)
     except DataNotFound as error:
         raise DataNotFound(f"{sentence}. {error}") from error

@@ -1,4 +1,4 @@
-"""Pictures and their classes: MNIST, Fashion-MNIST, CIFAR-10."""
+"""Image data sets with classes: MNIST, Fashion-MNIST, CIFAR-10."""
 
 import gzip
 import tarfile
@@ -25,13 +25,13 @@ OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 class Images(NamedTuple):
-    """Pictures and their classes."""
+    """Images and their classes."""
 
     images: UInt8[Tensor, "n height width *channels"]
     labels: Int[Tensor, " n"]
 
-    def __getitem__(self, which: Tensor) -> "Images":  # type: ignore[override]
-        return Images(self.images[which], self.labels[which])
+    def __getitem__(self, rows: Tensor) -> "Images":  # type: ignore[override]
+        return Images(self.images[rows], self.labels[rows])
 
 
 def mnist(
@@ -52,21 +52,19 @@ def fashion_mnist(part: ImageSubset, *, split: ReferenceSplit = "ordinary") -> I
 def cifar10(part: ImageSubset, *, split: ReferenceSplit = "ordinary", small: bool = False) -> Images:
     """The 50,000 training or 10,000 test images of CIFAR-10 (Krizhevsky 2009), 32 × 32 × 3 bytes each.
 
-    ``small=True`` takes the first 10,000 and 2,000 where only ``cifar10/train10k.png`` and ``test2k.png`` are at hand.
+    ``small=True`` uses the first 10,000 and 2,000, which are in ``cifar10/train10k.png`` and ``test2k.png``.
     """
     return _part(_small_cifar if small else _cifar, part, split)
 
 
 def reference_scale(images: Images) -> Scale:
-    """The scale of the paper's code, given all training images of a data set."""
+    """The scale of the paper's code, computed from all training images of a data set."""
     return scale_of(images.images[measured_before(len(images.labels))])
 
 
 def _part(read: Callable[[bool], Images], part: ImageSubset, split: ReferenceSplit) -> Images:
     if part == "valid" and split != "reference":
-        raise DataNotFound(
-            "there is no part 'valid' in the ordinary split: take 'train', 'test', or split='reference'."
-        )
+        raise DataNotFound("the ordinary split has no part 'valid': use 'train', 'test', or split='reference'.")
     everything = read(part != "test")
     if part == "test" or split == "ordinary":
         return everything
@@ -93,7 +91,7 @@ def _cifar(training: bool) -> Images:
     except DataNotFound as error:
         if find_file("cifar10/train10k.png") is None:
             raise
-        raise DataNotFound(f"{error} A part of it is at hand: cifar10(…, small=True).") from error
+        raise DataNotFound(f"{error} A part of it is available: cifar10(…, small=True).") from error
     with tarfile.open(archive) as tar:
         files = [tar.extractfile(f"cifar-10-batches-bin/{name}") for name in names]
         rows = np.concatenate([np.frombuffer(f.read(), np.uint8).reshape(-1, 3073) for f in files if f is not None])

@@ -1,8 +1,8 @@
-"""How the code of Irie, Csordás, Schmidhuber (2022) splits and scales images, beside the ordinary ways.
+"""The split and scale of images in the code of Irie, Csordás, Schmidhuber (2022), besides the ordinary split.
 
-Of the 60,000 training images of (Fashion-)MNIST it keeps a random 50,000, and of those a random four fifths: 40,053.
-Of CIFAR-10 only the second choice is made. Pixels are scaled by one mean and one deviation a channel, measured before
-the second choice.
+From the 60,000 training images of (Fashion-)MNIST it draws a random 50,000, and from those a random four fifths:
+40,053. CIFAR-10 only gets the second draw. Pixels are scaled by one mean and one deviation per channel, measured before
+the second draw.
 """
 
 from typing import Literal, NamedTuple
@@ -27,12 +27,12 @@ class Scale(NamedTuple):
 
     def __call__(self, images: UInt8[Tensor, "n h w *c"]) -> Float[Tensor, "n h w *c"]:
         """Pixels with mean 0 and deviation 1 in each channel."""
-        mean, deviation = (each if images.ndim == 4 else each[0] for each in self)
+        mean, deviation = (moment if images.ndim == 4 else moment[0] for moment in self)
         return (images.float() - mean) / deviation
 
 
 def reference_images(count: int, part: str) -> Int[Tensor, " k"]:
-    """Which of so many training images are in the ``train`` or the ``valid`` part of the paper's code."""
+    """The indices of the training images in the ``train`` or the ``valid`` part of the paper's code."""
     order = np.arange(count)
     if count > KEPT:
         shuffled = np.random.RandomState(FIRST_SEED).permutation(count)
@@ -42,12 +42,12 @@ def reference_images(count: int, part: str) -> Int[Tensor, " k"]:
 
 
 def measured_before(count: int) -> Int[Tensor, " k"]:
-    """The training images that its scale is measured on."""
+    """The indices of the training images that the scale is measured on."""
     order = np.arange(count) if count <= KEPT else np.random.RandomState(FIRST_SEED).permutation(count)[:KEPT]
     return torch.from_numpy(order)
 
 
 def scale_of(images: UInt8[Tensor, "n h w *c"]) -> Scale:
-    """The scale of some images."""
+    """Measure the scale of images."""
     pixels = images.flatten(0, 2).double() if images.ndim == 4 else images.flatten().double().unsqueeze(1)
     return Scale(pixels.mean(0).float(), pixels.std(0).float())

@@ -1,4 +1,4 @@
-"""Reviews of films, and whether their writers liked them: IMDB (Maas et al. 2011)."""
+"""Film reviews with sentiment labels: IMDB (Maas et al. 2011)."""
 
 import json
 import lzma
@@ -17,7 +17,7 @@ from .folder import data_file
 
 FILE = "imdb/imdb_train25k.jsonl.xz"
 HELD_OUT = 5_000
-"""Reviews that are kept for ``test``."""
+"""The number of reviews in the ``test`` part."""
 
 
 class Reviews(NamedTuple):
@@ -28,7 +28,7 @@ class Reviews(NamedTuple):
 
 
 class ByteTexts(NamedTuple):
-    """Texts as numbers: each byte plus 1, and 0 where a text has ended."""
+    """Texts as integers: each byte plus 1, and 0 after the end of a text."""
 
     tokens: Int[Tensor, "n length"]
     padding: Bool[Tensor, "n length"]
@@ -62,6 +62,6 @@ def as_bytes(texts: Sequence[str], length: int) -> ByteTexts:
     """The first ``length`` bytes of each text in UTF-8, plus 1, with zeros behind those that are shorter."""
     tokens = np.zeros((len(texts), length), np.int64)
     for row, text in zip(tokens, texts, strict=True):
-        some = np.frombuffer(text.encode()[:length], np.uint8)
-        row[: len(some)] = some + 1  # still a byte: none of UTF-8 is above 244
+        codes = np.frombuffer(text.encode()[:length], np.uint8)
+        row[: len(codes)] = codes + 1  # still a byte: none of UTF-8 is above 244
     return ByteTexts(torch.from_numpy(tokens), torch.from_numpy(tokens == 0))

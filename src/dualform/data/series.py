@@ -1,4 +1,4 @@
-"""Time series and their classes: the sets of the UEA multivariate archive (Bagnall et al. 2018, arXiv 1811.00075)."""
+"""Time series with classes: the data sets of the UEA multivariate archive (Bagnall et al. 2018, arXiv 1811.00075)."""
 
 import gzip
 import zlib
@@ -20,23 +20,23 @@ class Series(NamedTuple):
     """Time series and their classes."""
 
     values: Float[Tensor, "n length channels"]
-    """Zero where a series has ended."""
+    """Zero after the end of a series."""
     padding: Bool[Tensor, "n length"]
-    """True where a series has ended."""
+    """True after the end of a series."""
     labels: Int[Tensor, " n"]
     classes: tuple[str, ...]
-    """What the labels stand for."""
+    """The names of the classes, by label."""
 
 
 def series(name: str, part: Literal["train", "test"]) -> Series:
-    """A set of the archive: ``uea/NAME_TRAIN.ts`` and ``uea/NAME_TEST.ts``, as they are or gzipped.
+    """Read a data set of the archive: ``uea/NAME_TRAIN.ts`` and ``uea/NAME_TEST.ts``, plain or gzipped.
 
-    It is as long as the longest series of the part; shorter ones are padded at their end. Classes have the order of
-    the training part's header, for both parts.
+    Shorter series are padded at the end to the length of the longest one of the part. For both parts, classes are in
+    the order of the training part's header.
     """
     classes = _classes(_file(name, "train"))
     file = _file(name, part)
-    numbers = {each: i for i, each in enumerate(classes)}
+    numbers = {class_name: i for i, class_name in enumerate(classes)}
     cases, labels = [], []
     for place, line in _lines(file):
         if line.startswith(("@", "#")):
@@ -59,17 +59,17 @@ def series(name: str, part: Literal["train", "test"]) -> Series:
     return Series(values, padding, torch.tensor(labels), classes)
 
 
-def standardised(train: Series, other: Series) -> tuple[Series, Series]:
-    """Both parts with mean 0 and deviation 1 in each channel of the training part; padded places stay zero."""
-    seen = train.values[~train.padding].double()
-    mean, deviation = seen.mean(0), seen.std(0, correction=0)
+def standardised(train: Series, test: Series) -> tuple[Series, Series]:
+    """Scale both parts so that each channel of the training part has mean 0 and deviation 1; padding stays zero."""
+    observed = train.values[~train.padding].double()
+    mean, deviation = observed.mean(0), observed.std(0, correction=0)
     deviation[deviation == 0] = 1  # a channel that never changes becomes zero
 
     def scaled(part: Series) -> Series:
         values = ((part.values - mean) / deviation).float().masked_fill(part.padding.unsqueeze(2), 0)
         return part._replace(values=values)
 
-    return scaled(train), scaled(other)
+    return scaled(train), scaled(test)
 
 
 def _file(name: str, part: str) -> Path:
@@ -80,12 +80,12 @@ def _file(name: str, part: str) -> Path:
         files = {file.name for folder in data_folders() for file in (folder / "uea").glob("*_TRAIN.ts*")}
         names = sorted({file.partition("_TRAIN.ts")[0] for file in files})
         raise DataNotFound(
-            f"{error} At hand are {names or 'no sets'}; all are at https://www.timeseriesclassification.com."
+            f"{error} Available are {names or 'no sets'}; all are at https://www.timeseriesclassification.com."
         ) from error
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, with their places. Comments are not always UTF-8, and nobody reads them here."""
+    """The lines that are not empty, with their numbers. Comments are not always UTF-8, so errors are replaced."""
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8", errors="replace") as text:
             for place, line in enumerate(text, 1):
@@ -111,7 +111,9 @@ def _case(line: str, numbers: Mapping[str, int]) -> tuple[Float[np.ndarray, "cha
     if label.strip() not in numbers:
         raise ValueError(f"its class '{label[:40]}' is not among those of the training part, {list(numbers)}")
     if "?" in line:
-        raise ValueError("a value is missing ('?'), and nothing is made up here. Fill the gaps in the file first")
+        raise ValueError(
+            "a value is missing ('?'), and missing values are not filled in. Fill the gaps in the file first"
+        )
     values = [channel.split(",") for channel in channels]
     if len({len(channel) for channel in values}) != 1:
         raise ValueError(f"its channels have different lengths, {[len(channel) for channel in values]}")

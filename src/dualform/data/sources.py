@@ -1,10 +1,10 @@
-"""Where each file of a data set comes from, and what it must be: the public sources, with checksums."""
+"""The public sources of data files, with their sizes and checksums."""
 
 from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """A file on the network: where it is, how long, and its checksum ("sha256:…" or "md5:…")."""
+    """A file on the network: its addresses, its size, and its checksum ("sha256:…" or "md5:…")."""
 
     addresses: tuple[str, ...]
     size: int
@@ -65,7 +65,7 @@ SOURCES: dict[str, Source] = {
         (f"{_STORIES}/tok512.bin",), 6227, "sha256:037cb335abb25d1fa9e8ecae30ed2a3a8ace9302862ebcdc05d51a6bbb10c312"
     ),
 }
-"""By the names that the files have in a folder of data."""
+"""The source of each file, by its path in a data folder."""
 
 PACKAGES = {"fashion-mnist": "/usr/share/datasets/fashion-mnist"}
-"""Folders of data sets that packages of the system install (Debian's dataset-fashion-mnist)."""
+"""Folders of data sets that system packages install (Debian's dataset-fashion-mnist)."""

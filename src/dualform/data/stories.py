@@ -1,4 +1,4 @@
-"""A small language model that is trained already: Llama with 260,000 weights, which tells children's stories."""
+"""A small pretrained language model: a Llama with 260,000 weights that writes children's stories."""
 
 import struct
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from .folder import data_file
 
 
 class Stories(NamedTuple):
-    """A language model and its tokenizer, as Hugging Face has them."""
+    """A language model and its tokenizer, in Hugging Face's classes."""
 
     model: Any
     """A ``LlamaForCausalLM``."""
@@ -43,7 +43,7 @@ def stories() -> Stories:
         "mlp.gate_proj": (hidden, width),
         "mlp.down_proj": (width, hidden),
         "mlp.up_proj": (hidden, width),
-    }  # the order of the file; each stands there for all layers at once
+    }  # in the order of the file, which has each for all layers at once
     numbers = torch.from_numpy(np.frombuffer(data, np.float32, offset=28).copy())
     embedding, numbers = numbers[: words * width].reshape(words, width), numbers[words * width :]
     weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
@@ -59,12 +59,12 @@ def stories() -> Stories:
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
-    """The file turns neighbouring channels of a head together; Hugging Face channels that are half a head apart."""
+    """Reorder rotary channels: the file rotates neighbouring ones, Hugging Face those half a head apart."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def _tokenizer() -> Any:
-    """Byte-pair encoding. The file has a score for each token: what makes the token with the best one merges first."""
+    """Byte-pair encoding. The file has a score for each token: pairs that form higher-scored tokens merge first."""
     data, scores = data_file("stories260k/tok512.bin").read_bytes(), {}
     at = 4  # after the length of the longest token
     while at < len(data):

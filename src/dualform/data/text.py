@@ -7,16 +7,16 @@ from .folder import data_file
 from .reference import ReferenceSplit
 
 FABLES, APPENDIX, ANNOUNCEMENTS = 384, 4018, 4505
-"""Lines of the book at which the fables, more fables, and the publisher's announcements begin."""
+"""The lines of the book where the fables, the appendix of fables and the publisher's announcements begin."""
 
 HELD_OUT = 17_763
-"""Characters that the paper's code holds out: a tenth of the book with Project Gutenberg's own text around it."""
+"""Characters that the paper's code holds out: a tenth of the book including Project Gutenberg's own text."""
 
 
 def aesop(part: Literal["all", "train", "test"] = "all", *, split: ReferenceSplit = "ordinary") -> str:
     """The fables of J. H. Stickney's book, without its preface, contents and announcements.
 
-    ``split="reference"`` takes the appendix too, as the code of Irie, Csordás, Schmidhuber (2022) does, and holds out
+    ``split="reference"`` includes the appendix, as the code of Irie, Csordás, Schmidhuber (2022) does, and holds out
     the last 17,763 characters; the ordinary split holds out the last tenth of the fables.
     """
     book = data_file("aesop/aesop-stickney-pg49010.txt").read_text(encoding="utf-8").split("\n")
@@ -26,7 +26,7 @@ def aesop(part: Literal["all", "train", "test"] = "all", *, split: ReferenceSpli
 
 
 def wikitext2(part: Literal["train", "valid", "test"]) -> str:
-    """A part of WikiText-2 (Merity et al. 2016), one paragraph a line."""
+    """A part of WikiText-2 (Merity et al. 2016), one paragraph per line."""
     file = data_file(f"wikitext-2/{part}.txt.xz", f"wikitext-2/{part}.txt")
     if file.suffix == ".xz":
         with lzma.open(file, "rt", encoding="utf-8") as text:

@@ -1,4 +1,4 @@
-"""Networks to record and ask."""
+"""The networks of the examples and experiments."""
 
 from .block import TransformerBlock
 from .classifier import SequenceClassifier, SeriesClassifier, TextClassifier

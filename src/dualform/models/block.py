@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dualform.attention import Padding, build, chosen
+from dualform.arguments import one_of
+from dualform.attention import Padding, build
 from dualform.errors import SizeError
 
 Activation = Literal["gelu", "relu"]
@@ -17,7 +18,7 @@ class Feedforward(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, activation: Activation = "gelu") -> None:
         super().__init__()
-        act = nn.GELU() if chosen("activation", activation, ("gelu", "relu")) == "gelu" else nn.ReLU()
+        act = nn.GELU() if one_of("activation", activation, ("gelu", "relu")) == "gelu" else nn.ReLU()
         self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), act, nn.Linear(hidden, width)
         self.drop = nn.Dropout(dropout)
 
@@ -27,10 +28,11 @@ class Feedforward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feedforward network, each behind a normalisation and beside a skip connection.
+    """Attention and a feedforward network, each after a normalisation and with a skip connection.
 
-    ``attention`` is a name of the table; its own options, such as ``scales`` or ``eps``, go to it.
-    ``attention_dropout`` drops its weights, ``dropout`` what it and the feedforward network give.
+    ``attention`` is a name in the table of attention layers, ``options`` are the options of that layer, such as
+    ``scales`` or ``eps``. ``attention_dropout`` applies to attention weights, ``dropout`` to the outputs of attention
+    and of the feedforward network.
     """
 
     def __init__(
@@ -47,9 +49,9 @@ class TransformerBlock(nn.Module):
         self, x: Float[Tensor, "b n D"], *, memory: Float[Tensor, "b m D"] | None = None, padding: Padding = None,
         causal: bool = False,
     ) -> Float[Tensor, "b n D"]:  # fmt: skip
-        """The tokens after this block. ``memory`` are tokens before them, which are seen behind the same normalisation.
+        """The tokens after this block. ``memory`` has earlier tokens to attend to, after the same normalisation.
 
-        ``padding`` is then of both.
+        ``padding`` then covers both.
         """
         near = self.norm1(x)
         context = None if memory is None else torch.cat([self.norm1(memory), near], 1)
@@ -58,17 +60,17 @@ class TransformerBlock(nn.Module):
 
 
 def small_normal(*embeddings: nn.Embedding, deviation: float = 0.02) -> None:
-    """Begin embeddings small."""
-    for each in embeddings:
-        nn.init.trunc_normal_(each.weight, std=deviation)
+    """Initialise embeddings from a truncated normal distribution."""
+    for embedding in embeddings:
+        nn.init.trunc_normal_(embedding.weight, std=deviation)
 
 
 def places(x: Shaped[Tensor, "b n *d"], position: nn.Embedding) -> Int[Tensor, "b n"]:
-    """The place of each token, for each example: so a recorded position knows its example."""
+    """The position of each token, for each example of the batch, so that recorded positions belong to examples."""
     length = x.shape[1]
     if length > position.num_embeddings:
         raise SizeError(
-            f"a sequence of {length} tokens is longer than the {position.num_embeddings} positions of this model. Cut "
-            "it, or build the model with a larger length."
+            f"a sequence of {length} tokens is longer than the {position.num_embeddings} positions of this model. "
+            "Shorten it, or build the model with a larger length."
         )
     return torch.arange(length, device=x.device).expand(len(x), -1)

@@ -9,14 +9,14 @@ from dualform.attention import Padding
 
 from .block import TransformerBlock, places, small_normal
 
-SEEN = 0.3
-"""Positions of a series begin so large that they are seen beside its tokens, which are some 0.6."""
+SERIES_POSITION_DEVIATION = 0.3
+"""The initial deviation of a series' positions, large enough to matter beside its tokens, which are about 0.6."""
 
 
 class SequenceClassifier(nn.Module):
-    """Tokens with learned positions, transformer blocks, the mean over the tokens that are there, a linear layer.
+    """Tokens with learned positions, transformer blocks, the mean over tokens that are not padding, a linear layer.
 
-    ``embed`` makes tokens of the inputs. ``attention`` picks any member of the table, with its options.
+    ``embed`` turns inputs into tokens. ``attention`` is a name in the table of attention layers, with its options.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SequenceClassifier(nn.Module):
             for _ in range(layers)
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-        small_normal(self.position, deviation=0.02 if isinstance(embed, nn.Embedding) else SEEN)
+        small_normal(self.position, deviation=0.02 if isinstance(embed, nn.Embedding) else SERIES_POSITION_DEVIATION)
 
     def forward(self, x: Tensor, padding: Padding = None) -> Float[Tensor, "b classes"]:
         """The logits of each sequence; ``padding`` is True where it has ended."""
@@ -41,8 +41,8 @@ class SequenceClassifier(nn.Module):
         x = self.norm(x)
         if padding is None:
             return self.head(x.mean(1))
-        there = (~padding).unsqueeze(-1).to(x.dtype)
-        return self.head((x * there).sum(1) / there.sum(1).clamp(min=1))
+        present = (~padding).unsqueeze(-1).to(x.dtype)
+        return self.head((x * present).sum(1) / present.sum(1).clamp(min=1))
 
 
 class SeriesClassifier(SequenceClassifier):
@@ -65,7 +65,7 @@ class SeriesClassifier(SequenceClassifier):
 
 
 class TextClassifier(SequenceClassifier):
-    """A classifier of tokens or bytes, by default of the shape that is usual on the Long Range Arena."""
+    """A classifier of tokens or bytes; its default sizes are the usual ones of the Long Range Arena."""
 
     def __init__(
         self, tokens: int, length: int, classes: int, *, width: int = 64, heads: int = 2, layers: int = 2,

@@ -24,7 +24,7 @@ IN_BLOCKS = (
 
 
 def from_hf(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: the names of Hugging Face's ViT become ours. Its pooler has no part here."""
+    """Pre-hook of ``load_state_dict``: rename the parameters of Hugging Face's ViT to ours, and drop its pooler."""
     if not any(name.startswith((f"{prefix}vit.embeddings.", f"{prefix}embeddings.")) for name in state):
         return
     for name in [name for name in state if name.startswith(prefix)]:
@@ -36,10 +36,10 @@ def from_hf(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
 
 
 def renamed(theirs: str) -> str | None:
-    """Our name for a part of theirs, without the ``vit.`` in front; None for a part that is not known."""
+    """Our name for a Hugging Face parameter, given without the prefix ``vit.``; None if it is unknown."""
     block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)", theirs)
     front, rest, table = (f"blocks.{block[1]}.", block[2], IN_BLOCKS) if block else ("", theirs, PARTS)
     for pattern, ours in table:
-        if found := re.fullmatch(pattern, rest):
-            return front + found.expand(ours)
+        if match := re.fullmatch(pattern, rest):
+            return front + match.expand(ours)
     return None

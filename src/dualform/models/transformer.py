@@ -1,4 +1,4 @@
-"""A language model: a transformer that says what comes next."""
+"""A transformer language model, which predicts the next token."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class TransformerLM(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
-        """The logits of the next token at every place."""
+        """The logits of the next token at every position."""
         x = self.drop(self.embed(tokens) + self.position(places(tokens, self.position)))
         for block in self.blocks:
             x = block(x, causal=True)

@@ -1,4 +1,4 @@
-"""A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), whose parts have the names that timm gives them."""
+"""A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929) whose modules are named as in timm."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import exact_ratio
+from dualform.arguments import exact_ratio
 from dualform.errors import SizeError
 
 from .block import TransformerBlock
@@ -14,7 +14,7 @@ from .names import from_hf
 
 
 class PatchEmbed(nn.Module):
-    """Cut a picture into patches, and make a token of each."""
+    """Cut an image into patches and project each to a token."""
 
     def __init__(self, size: int, channels: int, patch: int, width: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PatchEmbed(nn.Module):
         expected = (self.proj.in_channels, self.size, self.size)
         if images.ndim != 4 or images.shape[1:] != expected:
             raise SizeError(
-                f"pictures of {tuple(images.shape)} for a model of (batch, {', '.join(map(str, expected))}): resize "
+                f"images of {tuple(images.shape)} for a model of (batch, {', '.join(map(str, expected))}): resize "
                 "them, or add a batch axis with images[None]."
             )
         return self.proj(images).flatten(2).mT
@@ -35,10 +35,10 @@ class PatchEmbed(nn.Module):
 class ViT(nn.Module):
     """A class token, patches with learned positions, transformer blocks, and a linear layer on the class token.
 
-    ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Convolutions are told
-    of the grid, and they and pooled heads of the class token; ``grid=(side, side)`` pools in blocks of the picture.
+    ``ViT(224, 16, classes=1000, width=192, heads=3, layers=12)`` has the shape of DeiT-tiny. Convolutions get the grid
+    as an option, and they and pooled heads the class token; ``grid=(side, side)`` pools in blocks of the image.
 
-    State dicts of timm and of Hugging Face's ViT load as they are; the latter is trained with ``norm_eps=1e-12``.
+    State dicts of timm and of Hugging Face's ViT can be loaded; the latter is trained with ``norm_eps=1e-12``.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class ViT(nn.Module):
         self.register_load_state_dict_pre_hook(from_hf)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        """The logits of each picture."""
+        """The logits of each image."""
         return self.head(self.features(images)[:, 0])
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
-        """All tokens behind the last block, normalised, the class token first."""
+        """All tokens after the last block, normalised, the class token first."""
         x = self.embed(images)
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
 
     def embed(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n D"]:
-        """The tokens that the first block is given."""
+        """The input tokens of the first block."""
         x = self.patch_embed(images)
         return self.pos_drop(torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed)
 
 
 def about_tokens(attention: str, side: int) -> dict[str, Any]:
-    """What an attention layer has to know of the tokens: the first is a class token, the others are a grid."""
+    """The options that tell an attention layer about the class token and the grid of the others."""
     if attention.startswith("conv2d"):
         return {"class_tokens": 1, "grid": (side, side)}
     return {"class_tokens": 1} if attention.startswith("conv1d") or attention.endswith("sh") else {}

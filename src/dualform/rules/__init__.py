@@ -1,4 +1,4 @@
-"""One optimiser family a file: what a step does to a parameter, and so what each slot counts for at any horizon."""
+"""The update rules of optimisers, one family per file, which give the coefficient of each slot at any horizon."""
 
 from dualform.types import Transition
 

@@ -1,4 +1,4 @@
-"""Adafactor: a running square that is kept as one number a row and one a column."""
+"""Adafactor: a running square that is stored as one number per row and one per column."""
 
 from torch import Tensor
 
@@ -14,30 +14,30 @@ def adafactor(s: Settings) -> Transition:
     return Transition(ww=1 - s["lr"] * s["weight_decay"], wp=-1.0, pg=sign_of(s))
 
 
-def adafactor_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
-    r"""The size of a step is relative to that of the weights, and no entry is pushed much further than the others.
+def adafactor_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
+    r"""The preconditioner: steps are relative to the size of the weights, and large ones are clipped.
 
     .. math:: P_s = \frac{\alpha_s}{\max(1, \mathrm{RMS}(g/\sqrt{V})/d)} \frac{1}{\sqrt{V_s}},\quad
         V_s = \frac{R_s C_s}{\mathrm{mean}(R_s)},\quad
         \alpha_s = \max(\epsilon_2, \mathrm{RMS}(W_{s-1}))\,\min(\eta, 1/\sqrt s)
 
-    R and C are running means of :math:`g^2` over rows and columns. All of these numbers are shared.
+    R and C are running means of :math:`g^2` over rows and columns. All examples share these numbers.
     """
-    g, step = seen.gradient, step_of(s)
+    g, step = parameter.gradient, step_of(s)
     new = step ** s["beta2_decay"]
-    floor = s.get("eps1", seen.eps)
+    floor = s.get("eps1", parameter.eps)
     if g.ndim > 1:
-        rows = shared["row_var"] = _towards(shared.get("row_var"), (g * g).mean(-1, keepdim=True), new)
-        columns = shared["col_var"] = _towards(shared.get("col_var"), (g * g).mean(-2, keepdim=True), new)
+        rows = shared["row_var"] = _moving_average(shared.get("row_var"), (g * g).mean(-1, keepdim=True), new)
+        columns = shared["col_var"] = _moving_average(shared.get("col_var"), (g * g).mean(-2, keepdim=True), new)
         v = rows @ columns / rows.mean(-2, keepdim=True).clamp(min=floor)
     else:
-        v = shared["variance"] = _towards(shared.get("variance"), g * g, new)
+        v = shared["variance"] = _moving_average(shared.get("variance"), g * g, new)
     p = v.clamp(min=floor * floor).rsqrt()
-    size = max(s["eps2"], _rms(seen.weight)) * min(s["lr"], step**-0.5)
+    size = max(s["eps2"], _rms(parameter.weight)) * min(s["lr"], step**-0.5)
     return p * (size / max(1.0, _rms(p * g) / s["d"]))
 
 
-def _towards(old: Tensor | None, new: Tensor, share: float) -> Tensor:
+def _moving_average(old: Tensor | None, new: Tensor, share: float) -> Tensor:
     return share * new if old is None else old + share * (new - old)
 
 

@@ -1,4 +1,4 @@
-"""Adam and its kin: a running mean of the gradients, divided entry by entry by the root of their running square."""
+"""Adam and its variants: a running mean of gradients, divided entry by entry by the root of their running square."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from .sgd import sign_of
 
 @dataclass(frozen=True)
 class Decay:
-    """Weight decay: what is left of W, and what of W is added to the gradient, where the two are coupled."""
+    """Weight decay: the factor ``left`` of W, and the multiple of W added to the gradient if the decay is coupled."""
 
     left: float
     coupled: float
 
 
 def decay_of(s: Settings) -> Decay:
-    """Decoupled (AdamW) or coupled (Adam, where it also enters the running square)."""
+    """The weight decay of a step: decoupled (AdamW), or coupled (Adam, where it also enters the running square)."""
     if s.get("decoupled_weight_decay"):
         return Decay(1 - s["lr"] * s["weight_decay"], 0.0)
     return Decay(1.0, s["weight_decay"])
 
 
-def pulled(s: Settings, seen: Seen) -> Tensor:
-    """The gradient d with the decay that is coupled to it."""
-    d = sign_of(s) * seen.gradient
+def decayed_gradient(s: Settings, parameter: Seen) -> Tensor:
+    """The gradient d, with the sign of ``maximize`` and any coupled weight decay."""
+    d = sign_of(s) * parameter.gradient
     coupled = decay_of(s).coupled
-    return d + coupled * seen.weight if coupled else d
+    return d + coupled * parameter.weight if coupled else d
 
 
 def mean_and_part(s: Settings, of_mean: float, of_gradient: float = 0.0) -> Transition:
-    r"""M ← β₁M + (1 − β₁)d, and W ← (what is left of W) − P (a M + b d) with a ``of_mean`` and b ``of_gradient``."""
+    r"""M ← β₁M + (1 − β₁)d, and W ← (decay factor) W − P (a M + b d), with a ``of_mean`` and b ``of_gradient``."""
     beta, sign, decay = s["betas1"], sign_of(s), decay_of(s)
     take = 1 - beta + (of_gradient / of_mean if of_gradient else 0.0)
     return Transition(
@@ -51,9 +51,9 @@ def mean_and_part(s: Settings, of_mean: float, of_gradient: float = 0.0) -> Tran
     )
 
 
-def running_square(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def running_square(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r"""V ← β₂V + (1 − β₂)d²."""
-    d, beta = pulled(s, seen), s["betas2"]
+    d, beta = decayed_gradient(s, parameter), s["betas2"]
     v = d.square().mul_(1 - beta)
     if "exp_avg_sq" in shared:
         v.add_(shared["exp_avg_sq"], alpha=beta)
@@ -67,9 +67,9 @@ def step_of(s: Settings) -> int:
 
 
 def correction(s: Settings, beta: str) -> float:
-    """What a running mean that began with zero has seen so far.
+    """The bias correction 1 − β^s of a running mean that starts at zero.
 
-    A capturable (or compiled) step counts in a float32 tensor, and so 1 − β^s is rounded there.
+    A capturable (or compiled) optimiser counts steps in a float32 tensor, so 1 − β^s is rounded there.
     """
     if s.get("capturable"):
         return float(1 - s[beta] ** torch.tensor(float(step_of(s))))
@@ -77,7 +77,7 @@ def correction(s: Settings, beta: str) -> float:
 
 
 def adam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step, and whether it counts steps in a tensor."""
+    """The numbers of a step, and whether the optimiser counts steps in a tensor."""
     return numbers(group, state) | ({"capturable": 1.0} if group.get("capturable") else {})
 
 
@@ -86,9 +86,9 @@ def adam(s: Settings) -> Transition:
     return mean_and_part(s, of_mean=s["lr"] / correction(s, "betas1"))
 
 
-def adam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def adam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s / (1-\beta_2^s)} + \epsilon)`; with ``amsgrad`` of the largest V so far."""
-    v = running_square(s, shared, seen)
+    v = running_square(s, shared, parameter)
     if s["amsgrad"]:
         before = shared.get("max_exp_avg_sq")
         v = shared["max_exp_avg_sq"] = v if before is None else v.maximum(before)
@@ -114,13 +114,13 @@ def _mu(s: Settings, step: int) -> float:
 def _nadam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
     s = adam_settings(group, state)
     before = state.get("mu_product", torch.ones(()))
-    s["mu_product"] = float(before * _mu(s, step_of(s)))  # as the optimiser rounds it
+    s["mu_product"] = float(before * _mu(s, step_of(s)))  # rounded as the optimiser rounds it
     return s
 
 
-def nadam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def nadam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s / (1-\beta_2^s)} + \epsilon)`."""
-    v = running_square(s, shared, seen)
+    v = running_square(s, shared, parameter)
     return 1 / ((v / correction(s, "betas2")).sqrt() + s["eps"])
 
 
@@ -151,9 +151,9 @@ def radam(s: Settings) -> Transition:
     return t._replace(ww=t.ww + t.wp * t.pw, wm=t.wp * t.pm, wg=t.wp * t.pg, wp=0.0, pw=0.0, pm=0.0, pg=0.0)
 
 
-def radam_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def radam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s} + \epsilon)`."""
-    return 1 / (running_square(s, shared, seen).sqrt() + s["eps"])
+    return 1 / (running_square(s, shared, parameter).sqrt() + s["eps"])
 
 
 def adamax(s: Settings) -> Transition:
@@ -161,9 +161,9 @@ def adamax(s: Settings) -> Transition:
     return mean_and_part(s, of_mean=s["lr"] / correction(s, "betas1"))
 
 
-def adamax_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def adamax_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1/U_s,\quad U_s = \max(\beta_2 U_{s-1},\, |d_s| + \epsilon)`."""
-    u = pulled(s, seen).abs() + s["eps"]
+    u = decayed_gradient(s, parameter).abs() + s["eps"]
     if "exp_inf" in shared:
         u = u.maximum(s["betas2"] * shared["exp_inf"])
     shared["exp_inf"] = u

@@ -1,4 +1,4 @@
-"""Muon: the running mean of the gradients is brought close to an orthogonal matrix, by a matrix from the left."""
+"""Muon: a matrix multiplies the running mean of the gradients from the left and makes it nearly orthogonal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,15 +28,15 @@ def muon(s: Settings) -> Transition:
     )  # fmt: skip
 
 
-def muon_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
-    r"""The matrix that a few Newton–Schulz iterations multiply their argument with.
+def muon_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
+    r"""The matrix by which a few Newton–Schulz iterations multiply their argument.
 
     .. math:: X \leftarrow (a + b\,XX^\top + c\,(XX^\top)^2)\, X,\qquad X_0 = u / \lVert u\rVert
 
     The optimiser itself computes this in bfloat16, so its step differs from P u by a few per cent.
     """
     t = muon(s)
-    x = t.pm * seen.buffer + t.pg * seen.gradient
+    x = t.pm * parameter.buffer + t.pg * parameter.gradient
     rows, columns = x.shape
     a, b, c = (s[f"ns_coefficients{i}"] for i in (1, 2, 3))
     p = torch.eye(rows, dtype=x.dtype, device=x.device) / x.norm().clamp(min=s["eps"])

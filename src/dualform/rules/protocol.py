@@ -1,7 +1,7 @@
-r"""How an optimiser is taught: what one step does to one parameter, as functions of the numbers that the step reads.
+r"""How to describe an optimiser: the effect of one step on one parameter, as functions of the numbers that it reads.
 
-Given the state that all examples share, one step is linear in the gradient. A *scalar rule* writes that down with
-numbers alone::
+Given the state that all examples share, one step is linear in the gradient. A *scalar rule* describes this with numbers
+alone::
 
     def sgdw(s):                                                # W ← (1 − ηλ) W − η M,   M ← μ M + g
         return Transition(ww=1 - s["lr"] * s["weight_decay"], wm=-s["lr"] * s["momentum"], mm=s["momentum"],
@@ -9,17 +9,17 @@ numbers alone::
 
     dualform.record(model, optimizer, path, rules={SGDW: Rule("SGDW", sgdw, buffer="momentum_buffer")})
 
-A *preconditioned rule* also has a linear map P that all examples share, made anew at each step from the optimiser's
+A *preconditioned rule* also has a linear map P that all examples share, computed at each step from the optimiser's
 other state::
 
-    def rms(s, shared, seen):                                   # V ← β V + (1 − β) g²,   W ← W − η g / √V
-        v = shared["square_avg"] = s["beta"] * shared.get("square_avg", 0.0) + (1 - s["beta"]) * seen.gradient**2
+    def rms(s, shared, parameter):                              # V ← β V + (1 − β) g²,   W ← W − η g / √V
+        v = shared["square_avg"] = s["beta"] * shared.get("square_avg", 0.0) + (1 - s["beta"]) * parameter.gradient**2
         return 1 / (v.sqrt() + s["eps"])
 
     Rule("RMS", lambda s: Transition(wp=-s["lr"], pg=1.0), shared=("square_avg",), precondition=rms)
 
-A memory keeps the numbers and the transitions of every step, so what was recorded under a scalar rule opens without it;
-P is made again from the slots, so a preconditioned rule has to be given again to ``dualform.open(path, rules=…)``.
+A memory stores the numbers and the transitions of every step, so a memory recorded with a scalar rule opens without it;
+P is recomputed from the slots, so a preconditioned rule must be passed again to ``dualform.open(path, rules=…)``.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -34,14 +34,14 @@ Settings = Mapping[str, float]
 """The numbers that a step reads."""
 
 Shared = MutableMapping[str, Tensor]
-"""State that the optimiser keeps of a parameter and that all examples share, by its name in the optimiser."""
+"""State of the optimiser for a parameter that all examples share, by its name in the optimiser."""
 
 _ASIDE = frozenset(("params", "foreach", "fused", "capturable", "differentiable"))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One parameter as a step finds it: its gradient, itself, the optimiser's buffer M, and its machine precision."""
+    """One parameter before a step: its gradient, its weight, the optimiser's buffer M, and its machine precision."""
 
     gradient: Tensor
     weight: Tensor
@@ -50,20 +50,20 @@ class Seen:
 
 
 def numbers(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
-    """All numbers of a parameter group and of the optimiser's state as they stand when the step begins.
+    """All numbers of a parameter group and of the optimiser's state at the beginning of a step.
 
-    Those of a tuple are counted: ``betas`` gives ``betas1`` and ``betas2``. Before a parameter's first step most
-    optimisers keep no state of it.
+    The entries of a tuple are numbered: ``betas`` gives ``betas1`` and ``betas2``. Most optimisers have no state of a
+    parameter before its first step.
     """
-    found: dict[str, float] = {}
+    numbers_by_name: dict[str, float] = {}
     for name, value in (*group.items(), *state.items()):
         if name in _ASIDE or value is None:
             continue
         if isinstance(value, tuple | list):
-            found |= {f"{name}{i}": float(v) for i, v in enumerate(value, start=1) if _is_number(v)}
+            numbers_by_name |= {f"{name}{i}": float(v) for i, v in enumerate(value, start=1) if _is_number(v)}
         elif _is_number(value):
-            found[name] = float(value)
-    return found
+            numbers_by_name[name] = float(value)
+    return numbers_by_name
 
 
 def _is_number(value: Any) -> bool:
@@ -72,11 +72,11 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a step does to a parameter.
+    """The effect of an optimiser's step on a parameter.
 
-    ``transition`` gives its numbers, ``precondition`` the map P (None: there is none) and puts the new ``shared`` state
-    in place of the old, without changing a tensor of it. ``buffer`` is where the optimiser keeps M, ``settings`` reads
-    the numbers of a step.
+    ``transition`` returns its numbers. ``precondition`` returns the map P (None: there is none) and replaces the
+    ``shared`` state with the new one, without changing its tensors in place. ``buffer`` is the optimiser's name for M,
+    ``settings`` reads the numbers of a step.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Rule:
     acts: Literal["entries", "left"] = "entries"
     """Whether P multiplies entry by entry, or is a matrix that multiplies from the left."""
     local: bool = True
-    """Whether some entries of P can be found from those entries alone."""
+    """Whether entries of P can be computed from the same entries of the gradient and the state alone."""
     decays_by_factor: bool = False
-    """Whether the optimiser multiplies W by ww itself, a number that is rounded to float32 where W is no finer."""
+    """Whether the optimiser itself multiplies W by ww, which is then rounded to float32 unless W is more precise."""
     settings: Callable[[Mapping[str, Any], Mapping[str, Any]], Settings] = numbers
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What the optimiser keeps of a parameter: the buffer and the shared state."""
+        """The names of the optimiser's state of a parameter: the buffer and the shared state."""
         return (*([self.buffer] if self.buffer else []), *self.shared)

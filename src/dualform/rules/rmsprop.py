@@ -1,16 +1,16 @@
-"""RMSprop, Adagrad and Adadelta: no running mean, the gradient is divided entry by entry."""
+"""RMSprop, Adagrad and Adadelta, which divide the gradient entry by entry, without a running mean of it."""
 
 from torch import Tensor
 
 from dualform.types import Transition
 
-from .adam import pulled
+from .adam import decayed_gradient
 from .protocol import Rule, Seen, Settings, Shared
 from .sgd import sign_of
 
 
 def rmsprop(s: Settings) -> Transition:
-    r"""One step of ``torch.optim.RMSprop``: here the buffer comes after P.
+    r"""One step of ``torch.optim.RMSprop``, where the buffer is applied after P.
 
     .. math:: M_s = \mu M_{s-1} + P_s d_s,\qquad W_s = W_{s-1} - \eta\, (M_s \text{ if } \mu > 0 \text{ else } P_s d_s)
     """
@@ -20,14 +20,14 @@ def rmsprop(s: Settings) -> Transition:
     return Transition(wp=-lr, **inner)
 
 
-def rmsprop_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
-    r""":math:`P_s = 1/(\sqrt{V_s} + \epsilon),\; V_s = \alpha V_{s-1} + (1-\alpha) d_s^2`; ``centered`` takes the
-    square of the mean off V.
+def rmsprop_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
+    r""":math:`P_s = 1/(\sqrt{V_s} + \epsilon),\; V_s = \alpha V_{s-1} + (1-\alpha) d_s^2`; ``centered`` subtracts the
+    squared mean from V.
     """
-    d, alpha = pulled(s, seen), s["alpha"]
-    v = shared["square_avg"] = mixed(alpha, shared.get("square_avg"), d * d)
+    d, alpha = decayed_gradient(s, parameter), s["alpha"]
+    v = shared["square_avg"] = moving_average(alpha, shared.get("square_avg"), d * d)
     if s["centered"]:
-        mean = shared["grad_avg"] = mixed(alpha, shared.get("grad_avg"), d)
+        mean = shared["grad_avg"] = moving_average(alpha, shared.get("grad_avg"), d)
         v = v - mean * mean
     return 1 / (v.sqrt() + s["eps"])
 
@@ -37,9 +37,9 @@ def adagrad(s: Settings) -> Transition:
     return Transition(wp=-s["lr"] / (1 + s["step"] * s["lr_decay"]), pw=s["weight_decay"], pg=sign_of(s))
 
 
-def adagrad_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def adagrad_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1/(\sqrt{V_s} + \epsilon),\; V_s = V_{s-1} + d_s^2`."""
-    d = pulled(s, seen)
+    d = decayed_gradient(s, parameter)
     v = shared["sum"] = shared["sum"] + d * d
     return 1 / (v.sqrt() + s["eps"])
 
@@ -49,20 +49,20 @@ def adadelta(s: Settings) -> Transition:
     return Transition(wp=-s["lr"], pw=s["weight_decay"], pg=sign_of(s))
 
 
-def adadelta_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def adadelta_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = \sqrt{U_{s-1} + \epsilon} / \sqrt{V_s + \epsilon}`: V is the running square of d, U that of
     :math:`P_s d_s`, the steps that all examples took together.
     """
-    d, rho = pulled(s, seen), s["rho"]
+    d, rho = decayed_gradient(s, parameter), s["rho"]
     before = shared.get("acc_delta")
-    v = shared["square_avg"] = mixed(rho, shared.get("square_avg"), d * d)
+    v = shared["square_avg"] = moving_average(rho, shared.get("square_avg"), d * d)
     p = ((0.0 if before is None else before) + s["eps"]) ** 0.5 / (v + s["eps"]).sqrt()
-    shared["acc_delta"] = mixed(rho, before, (p * d) ** 2)
+    shared["acc_delta"] = moving_average(rho, before, (p * d) ** 2)
     return p
 
 
-def mixed(keep: float, old: Tensor | None, new: Tensor) -> Tensor:
-    """A running mean one step further; before its first step it is zero."""
+def moving_average(keep: float, old: Tensor | None, new: Tensor) -> Tensor:
+    """Update a running mean, which is zero before its first step."""
     return (1 - keep) * new if old is None else keep * old + (1 - keep) * new
 
 

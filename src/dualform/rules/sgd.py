@@ -13,9 +13,9 @@ _NUMBERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize
 
 
 def _settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
-    found = {name: float(group[name]) for name in _NUMBERS}  # all that there are, without a search at every step
-    found["fresh"] = float(state.get("momentum_buffer") is None)
-    return found
+    settings = {name: float(group[name]) for name in _NUMBERS}  # by name: no search through the group at every step
+    settings["fresh"] = float(state.get("momentum_buffer") is None)
+    return settings
 
 
 def sgd(s: Settings) -> Transition:
@@ -26,8 +26,8 @@ def sgd(s: Settings) -> Transition:
         M_s &= \mu M_{s-1} + (1-\tau)\, d_s  \qquad (M_s = d_s \text{ where there was no buffer}) \\
         W_s &= W_{s-1} - \eta_s\, (d_s + \mu M_s \text{ if Nesterov, else } M_s)
 
-    μ is ``momentum``, τ ``dampening``, λ ``weight_decay``, η ``lr``; ``maximize`` turns the sign of g. With μ = 0 the
-    buffer stays as it is and d is used. The settings may change from step to step.
+    μ is ``momentum``, τ ``dampening``, λ ``weight_decay``, η ``lr``; ``maximize`` flips the sign of g. With μ = 0 the
+    buffer is unused and d is applied directly. The settings may change from step to step.
     """
     lr, mu, decay, sign = s["lr"], s["momentum"], s["weight_decay"], sign_of(s)
     if mu == 0:
@@ -50,18 +50,18 @@ def asgd(s: Settings) -> Transition:
 
     .. math:: W_s = (1 - \lambda_d \eta_s)\, W_{s-1} - \eta_s (g_s + \lambda W_{s-1})
 
-    λ_d is ``lambd``, η what the optimiser keeps as ``eta``. The running average is its own affair.
+    λ_d is ``lambd``, η the optimiser's state ``eta``. Its running average does not affect the weights.
     """
     eta = s["eta"]
     return Transition(ww=1 - eta * (s["lambd"] + s["weight_decay"]), wg=-eta * sign_of(s))
 
 
 def _asgd_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Settings:
-    return {"eta": float(torch.tensor(group["lr"])), **numbers(group, state)}  # the optimiser rounds it in this way
+    return {"eta": float(torch.tensor(group["lr"])), **numbers(group, state)}  # rounded as in the optimiser
 
 
 def sign_of(s: Settings) -> float:
-    """The sign that the gradient counts with."""
+    """The sign of the gradient in the step: −1 with ``maximize``."""
     return -1.0 if s["maximize"] else 1.0
 
 

@@ -1,4 +1,4 @@
-r"""Steps that only look at signs: sign(x) = P x with P = 1/|x|, and 0 where x is 0. Lion and Rprop."""
+r"""Lion and Rprop, whose steps only use signs: sign(x) = P x with P = 1/|x|, and 0 where x is 0."""
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ def lion(s: Settings) -> Transition:
     )  # fmt: skip
 
 
-def lion_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
+def lion_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / |\beta_1 M_{s-1} + (1-\beta_1) g_s|`."""
-    return inverse(s["betas1"] * seen.buffer + (1 - s["betas1"]) * seen.gradient)
+    return inverse(s["betas1"] * parameter.buffer + (1 - s["betas1"]) * parameter.gradient)
 
 
 def rprop(s: Settings) -> Transition:
@@ -31,11 +31,11 @@ def rprop(s: Settings) -> Transition:
     return Transition(wp=-1.0, pg=sign_of(s))
 
 
-def rprop_p(s: Settings, shared: Shared, seen: Seen) -> Tensor:
-    r""":math:`P_s = \Delta_s / |g_s|`: the step Δ of an entry grows while the sign of its gradient stays, and shrinks
-    when it turns; then the entry waits for one step.
+def rprop_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
+    r""":math:`P_s = \Delta_s / |g_s|`: the step Δ of an entry grows while its gradient keeps its sign, and shrinks when
+    the sign changes; then the entry skips one step.
     """
-    g = sign_of(s) * seen.gradient
+    g = sign_of(s) * parameter.gradient
     turns = (g * shared["prev"]).sign() if "prev" in shared else torch.zeros_like(g)
     size = shared["step_size"] if "step_size" in shared else torch.full_like(g, s["lr"])
     waits = turns < 0

@@ -1,4 +1,4 @@
-"""The optimisers that are understood, by their exact class."""
+"""The table of supported optimisers and their rules, by exact class."""
 
 from collections.abc import Iterable, Mapping
 
@@ -30,23 +30,23 @@ RULES: dict[type, Rule] = {
 RULES |= {getattr(optim, rule.name): rule for rule in (ADAFACTOR, MUON) if hasattr(optim, rule.name)}  # torch 2.5, 2.9
 
 OTHERS: dict[str, Rule] = {"lion_pytorch.lion_pytorch.Lion": LION}
-"""Optimisers of other packages, by the name of their class."""
+"""The rules of optimisers of other packages, by the path of the class."""
 
 REFUSED = {
-    "LBFGS": "it evaluates the loss several times in a step, and no step of it is linear in the gradients",
-    "SparseAdam": "it moves only the rows that a batch touched; use Adam with a dense embedding",
+    "LBFGS": "it evaluates the loss several times in a step, and its steps are not linear in the gradients",
+    "SparseAdam": "it only updates the rows that a batch used; use Adam with a dense embedding",
 }
 
 
 def rule_for(optimizer: optim.Optimizer, taught: Mapping[type, Rule] | None = None) -> Rule:
-    """The rule of this optimiser. A subclass may step differently, so only the very class counts."""
+    """The rule of an optimiser, by its exact class, since a subclass may step differently."""
     kind = type(optimizer)
     table = {**RULES, **(taught or {})}
     rule = table.get(kind) or OTHERS.get(path_of(kind))
     if rule is None:
-        known = sorted({each.name for each in (*table.values(), *OTHERS.values())})
+        names = sorted({rule_known.name for rule_known in (*table.values(), *OTHERS.values())})
         raise UnsupportedOptimizer(
-            f"no rule explains the optimiser {path_of(kind)}{_reason(optimizer, table)}; there are rules for {known}. "
+            f"no rule explains the optimiser {path_of(kind)}{_reason(optimizer, table)}; there are rules for {names}. "
             f"Teach it with rules={{{kind.__name__}: Rule(...)}} (docs/rules.md), or record keys and errors only, with "
             "rules=None."
         )
@@ -54,12 +54,12 @@ def rule_for(optimizer: optim.Optimizer, taught: Mapping[type, Rule] | None = No
 
 
 def path_of(kind: type) -> str:
-    """A class with the module that it is from."""
+    """The path of a class, with its module."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _reason(optimizer: optim.Optimizer, table: Mapping[type, Rule]) -> str:
-    """Why an optimiser has no rule, where more can be said than that: in brackets."""
+    """The reason why an optimiser has no rule, in brackets, if one is known."""
     kind = type(optimizer)
     namesakes = [path for path in (*map(path_of, table), *OTHERS) if path.rpartition(".")[2] == kind.__name__]
     if kind.__name__ in REFUSED:
@@ -69,12 +69,12 @@ def _reason(optimizer: optim.Optimizer, table: Mapping[type, Rule]) -> str:
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, optim.Optimizer):
         return (
-            f" (it holds a {path_of(type(inner))}: if each of its steps is one step of that and nothing else, record "
+            f" (it wraps a {path_of(type(inner))}: if each of its steps is one step of that and nothing else, record "
             "that one, optimizer.optimizer)"
         )
     return ""
 
 
 def named_rules(taught: Iterable[Rule] = ()) -> dict[str, Rule]:
-    """All rules by their names, as a memory refers to them."""
+    """All rules by name; a memory stores these names."""
     return {rule.name: rule for rule in (*RULES.values(), *OTHERS.values(), *taught)}

@@ -1,4 +1,4 @@
-"""What an attention layer selected: the regression that it is the expansion of, and how it separates tokens."""
+"""Attention layers read as support vector machines: the regression behind a head, and the margin of its selections."""
 
 from .dynamics import Trajectory, trajectory
 from .expansion import (

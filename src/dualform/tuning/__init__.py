@@ -1,4 +1,4 @@
-"""Ways to fit a trained vision transformer to a new task. Most leave it as it is and learn a little beside it."""
+"""Methods that adapt a trained vision transformer to a new task, most of them with a frozen backbone."""
 
 from .intermediate import IntermediateProbe
 from .lora import LoRA, with_lora

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.errors import SizeError
 from dualform.models import TransformerBlock, ViT
 
@@ -15,11 +15,12 @@ from .tuned import Tuned, unit
 
 
 class IntermediateProbe(Tuned):
-    """Four activations of every layer, those before the first and behind the last, each averaged over tokens.
+    """A head on four activations of every layer, and the tokens before the first and after the last layer.
 
-    In a layer these are the normalised tokens, what attention gives, the feedforward network's hidden numbers, and what
-    it gives. ``parts`` cuts the tokens into so many stretches with an average each. Blocks of features are of length 1,
-    and a group lasso selects among them: ``refit(select(head.weight, 0.2))``. The backbone is always frozen.
+    The four activations are the normalised tokens, the output of attention, the hidden activations of the feedforward
+    network, and its output. Each is averaged over tokens; ``parts`` splits the tokens into this many intervals with an
+    average each. Blocks of features are scaled to norm 1, and a group lasso selects among the features:
+    ``refit(select(head.weight, 0.2))``. The backbone is always frozen.
     """
 
     def __init__(self, backbone: ViT, classes: int, *, parts: int = 1) -> None:
@@ -27,28 +28,28 @@ class IntermediateProbe(Tuned):
         self.parts, tokens = whole_number("parts", parts, 1), backbone.pos_embed.shape[1]
         if parts > tokens:
             raise SizeError(f"parts={parts} is more than the {tokens} tokens of this backbone.")
-        if others := {type(block).__name__ for block in backbone.blocks if type(block) is not TransformerBlock}:
-            raise SizeError(f"activations are taken of plain blocks, and this backbone has {sorted(others)}.")
+        if other_kinds := {type(block).__name__ for block in backbone.blocks if type(block) is not TransformerBlock}:
+            raise SizeError(f"activations need plain transformer blocks, but this backbone has {sorted(other_kinds)}.")
         width = backbone.norm.normalized_shape[0]
-        each = [3 * width + hidden_of(block) for block in backbone.blocks]
-        self.begin(parts * (2 * width + sum(each)), classes)
+        block_widths = [3 * width + hidden_of(block) for block in backbone.blocks]
+        self.build_head(parts * (2 * width + sum(block_widths)), classes)
 
     def all_features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
-        """All activations, layer by layer."""
-        return self.of_backbone(self._tapped, images)
+        """The activations of all layers, in order."""
+        return self.run_backbone(self._tapped, images)
 
     def _tapped(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b F"]:
         h = self.backbone.embed(images)
-        found = [self._pooled(h)]
+        features = [self._pooled(h)]
         for block in self.backbone.blocks:
             h, taps = tapped(block, h)
-            found += [self._pooled(each) for each in taps]
-        return torch.cat([*found, self._pooled(self.backbone.norm(h))], -1)
+            features += [self._pooled(tap) for tap in taps]
+        return torch.cat([*features, self._pooled(self.backbone.norm(h))], -1)
 
     def _pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b p"]:
         return unit(F.adaptive_avg_pool1d(x.mT, self.parts).flatten(1))
 
-    def _alike(self, backbone: ViT, classes: int) -> "IntermediateProbe":
+    def _with_new_head(self, backbone: ViT, classes: int) -> "IntermediateProbe":
         return type(self)(backbone, classes, parts=self.parts)
 
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.errors import LayerNotFound
 
 from .tuned import ModelT, frozen_copy
 
 
 class LoRA(nn.Module):
-    r"""A frozen linear layer with a learned change of low rank: :math:`Wx + \tfrac{\alpha}{r} B A x`. B begins at 0."""
+    r"""A frozen linear layer with a learned low-rank update, :math:`Wx + \tfrac{\alpha}{r} B A x`. B starts at 0."""
 
     adapts = ("down", "up")
 
@@ -25,35 +25,35 @@ class LoRA(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "o i"]:
-        """The weight of one linear layer that does the same."""
+        """The weight of the equivalent linear layer."""
         return self.base.weight + self.scale * self.up.weight @ self.down.weight
 
     @property
     def bias(self) -> Float[Tensor, " o"] | None:
-        """Its bias."""
+        """The bias of the frozen layer."""
         return self.base.bias
 
     def forward(self, x: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
-        """What the layer gives, and its change."""
+        """The output of the frozen layer plus the low-rank update."""
         return self.base(x) + self.scale * self.up(self.down(x))
 
 
 def with_lora(model: ModelT, rank: int = 4, *, alpha: float = 8.0, names: Sequence[str] = ("query", "value")) -> ModelT:
-    """A frozen copy of a model, whose linear layers of these names have a learned change of low rank.
+    """A frozen copy of a model in which the linear layers with these names have a learned low-rank update.
 
-    Adapters that it has already stay, and learn.
+    Adapters that the model already has are kept and remain trainable.
     """
-    made = frozen_copy(model)
-    linear = [name for name, each in made.named_modules() if isinstance(each, nn.Linear)]
-    found = [name for name in linear if _last(name) in names]
-    known = sorted({_last(name) for name in linear})
-    if missing := [name for name in names if name not in known]:
-        raise LayerNotFound(f"no linear layer is called '{missing[0]}': there are {known}.")
-    for name in found:
-        base = made.get_submodule(name)
+    adapted = frozen_copy(model)
+    linear = [name for name, module in adapted.named_modules() if isinstance(module, nn.Linear)]
+    replaced = [name for name in linear if _last(name) in names]
+    last_names = sorted({_last(name) for name in linear})
+    if missing := [name for name in names if name not in last_names]:
+        raise LayerNotFound(f"no linear layer is called '{missing[0]}': there are {last_names}.")
+    for name in replaced:
+        base = adapted.get_submodule(name)
         assert isinstance(base, nn.Linear)
-        setattr(made.get_submodule(name.rpartition(".")[0]), _last(name), LoRA(base, rank, alpha))
-    return made
+        setattr(adapted.get_submodule(name.rpartition(".")[0]), _last(name), LoRA(base, rank, alpha))
+    return adapted
 
 
 def _last(name: str) -> str:

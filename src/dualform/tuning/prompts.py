@@ -1,4 +1,4 @@
-"""Visual prompt tuning (Jia et al. 2022, arXiv 2203.12119): learned tokens among the others, anew in each layer."""
+"""Visual prompt tuning (Jia et al. 2022, arXiv 2203.12119): new learned tokens among the others in each layer."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.attention import whole_number
+from dualform.arguments import whole_number
 from dualform.models import ViT
 
-from .tuned import frozen_copy, patch_bound, see_that_it_is_a_vit
+from .tuned import frozen_copy, patch_bound, require_vit
 
 
 class PromptedBlock(nn.Module):
-    """A block that sees learned prompts behind the class token. What it makes of them is dropped.
+    """A block with learned prompts after the class token. Its outputs for the prompts are discarded.
 
     Unlike the tokens of visual query tuning, prompts are keys and values too: they change all later features.
     """
@@ -29,11 +29,11 @@ class PromptedBlock(nn.Module):
     def forward(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "b n D"]:
         """The tokens after this block."""
         prompts = self.prompts.expand(len(x), -1, -1)
-        made = self.block(torch.cat([x[:, :1], prompts, x[:, 1:]], 1))
-        return torch.cat([made[:, :1], made[:, 1 + len(self.prompts) :]], 1)
+        tokens = self.block(torch.cat([x[:, :1], prompts, x[:, 1:]], 1))
+        return torch.cat([tokens[:, :1], tokens[:, 1 + len(self.prompts) :]], 1)
 
     def __getattr__(self, name: str) -> Any:
-        """Its parts are those of the block: norm1, attn, norm2, mlp, drop."""
+        """Look up other attributes in the block: norm1, attn, norm2, mlp, drop."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -41,9 +41,9 @@ class PromptedBlock(nn.Module):
 
 
 def with_prompts(backbone: ViT, prompts: int = 8) -> ViT:
-    """A frozen copy of a backbone with learned prompts in every layer. Adapters that it has already stay, and learn."""
-    see_that_it_is_a_vit(backbone)
-    made = frozen_copy(backbone)
-    bound, like = patch_bound(made), made.pos_embed
-    made.blocks = nn.ModuleList(PromptedBlock(block, prompts, bound, like) for block in made.blocks)
-    return made
+    """A frozen copy of a backbone with learned prompts in every layer. Existing adapters remain trainable."""
+    require_vit(backbone)
+    prompted = frozen_copy(backbone)
+    bound, like = patch_bound(prompted), prompted.pos_embed
+    prompted.blocks = nn.ModuleList(PromptedBlock(block, prompts, bound, like) for block in prompted.blocks)
+    return prompted

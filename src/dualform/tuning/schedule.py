@@ -4,11 +4,11 @@ import math
 
 
 def warmup_cosine(epoch: int, epochs: int = 100, warmup: int = 10) -> float:
-    r"""The factor of an epoch: it rises from 0 to 1, then falls as half a cosine.
+    r"""The learning rate factor of an epoch: it rises linearly from 0 to 1, then falls along half a cosine.
 
     .. math:: e/w \text{ for } e < w,\qquad \tfrac12\big(1 + \cos\pi\tfrac{e - w}{E - w}\big) \text{ from then on}
 
-    The first epoch has a rate of 0, as in the released code, and so has what comes after the last. For
+    The rate is 0 in the first epoch, as in the released code, and after the last one. For use with
     ``torch.optim.lr_scheduler.LambdaLR``.
     """
     if epoch < warmup:
@@ -17,5 +17,5 @@ def warmup_cosine(epoch: int, epochs: int = 100, warmup: int = 10) -> float:
 
 
 def scaled_rate(nominal: float, batch: int) -> float:
-    """A learning rate that was named for batches of 256."""
+    """Scale a learning rate that is stated for batches of 256 to another batch size."""
     return nominal * batch / 256

@@ -1,4 +1,4 @@
-r"""Which features a head needs: a group lasso over the columns of its weights, and the largest columns.
+r"""Feature selection for a head: a group lasso over the columns of its weights, and the largest columns.
 
 .. math:: \Omega(W) = \sum_j \lVert W_{:,j} \rVert_2
 
@@ -16,17 +16,17 @@ from dualform.errors import SizeError
 
 
 def feature_scores(weight: Float[Tensor, "classes F"]) -> Float[Tensor, " F"]:
-    """How much a head makes of each feature: the norm of its column. A column of zeros has a gradient of zero."""
+    """The importance of each feature: the norm of its column in the head. A zero column has a zero gradient."""
     return torch.linalg.vector_norm(wide(weight), dim=0)
 
 
 def group_lasso(weight: Float[Tensor, "classes F"]) -> Float[Tensor, ""]:
-    """The sum of the scores: added to a loss, it draws whole columns to zero. Biases have no part in it."""
+    """The sum of the scores: added to a loss, it pulls whole columns to zero. Biases are not included."""
     return feature_scores(weight).sum()
 
 
 def select(weight: Float[Tensor, "classes F"], keep: float) -> Int[Tensor, " k"]:
-    """The features with the largest scores, ⌊keep · F⌋ of them, in their own order."""
+    """The indices of the ⌊keep · F⌋ features with the largest scores, in rising order."""
     count = math.floor(keep * weight.shape[1] + 1e-9) if 0 < keep <= 1 else 0  # 0.7 · 10 is a little less than 7
     if count < 1:
         raise SizeError(f"keep={keep} of {weight.shape[1]} features: it must lie in (0, 1] and leave at least 1.")

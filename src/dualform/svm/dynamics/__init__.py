@@ -1,4 +1,4 @@
-"""Where training takes an attention layer: gradient descent, and heads through time."""
+"""Attention during training: gradient descent on one layer, and reports on heads at several steps."""
 
 from .trajectory import Trajectory, trajectory
 

@@ -1,4 +1,4 @@
-r"""Training one attention layer by gradient descent: where its weights go (Tarzanagh et al. 2023, arXiv 2308.16898).
+r"""Gradient descent on one attention layer, and where its weights converge (Tarzanagh et al. 2023, arXiv 2308.16898).
 
 .. math:: f(X, z) = h\big(X^\top \mathrm{softmax}(X W z)\big),\qquad L(W) = \frac1n\sum_i \log(1 + e^{-Y_i f(X_i, z_i)})
 
@@ -7,8 +7,8 @@ With s the softmax, o its output and g_t = ∇h(o)ᵀx_t, the gradient is a sum 
 .. math:: \nabla L = \frac1n\sum_i \ell'(Y_i f_i) Y_i \sum_t s_{it}(g_{it} - \bar g_i)\, x_{it} z_i^\top
 
 As the softmax saturates, s vanishes for all tokens but one, α, and so does g_α − ḡ. Here the coefficient of α is minus
-the sum of the others, whose probabilities are kept as logarithms and divided by their largest: so the direction stays
-right long after the gradient itself would be rounding noise. All trials are one tensor program.
+the sum of the others, whose probabilities are stored as logarithms and divided by the largest of them. So the direction
+stays accurate long after the gradient itself would be rounding noise. All trials run as one batch of tensors.
 """
 
 import math
@@ -49,7 +49,7 @@ class KeyQueryFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent:
-    """Where descent came to: weights, and what was seen at the steps that were asked for."""
+    """The result of gradient descent: the final weights, and W, its norm and the loss at the recorded steps."""
 
     end: WeightMatrices | KeyQueryFactors
     steps: tuple[int, ...]
@@ -83,7 +83,7 @@ def loss(samples: DescentSamples, head: OutputHead, W: WeightMatrices) -> Float[
 def gradient(
     samples: DescentSamples, head: OutputHead, W: WeightMatrices
 ) -> tuple[WeightMatrices, Float[Tensor, " r"]]:
-    """The gradient of the loss in the form that does not cancel, as (G, log c): the gradient is c·G."""
+    """The gradient of the loss as (G, log c), where the gradient is c·G: a form that avoids cancellation."""
     log_s = logits(samples, W).log_softmax(-1)
     s = log_s.exp()
     o = torch.einsum("rnt,rntd->rnd", s, samples.tokens)
@@ -91,13 +91,13 @@ def gradient(
     best = log_s.argmax(-1, keepdim=True)
     beyond = g - g.gather(-1, best)  # g_t − g_α
     apart = beyond - (s * beyond).sum(-1, keepdim=True)  # g_t − ḡ
-    others = torch.ones_like(log_s, dtype=torch.bool).scatter(-1, best, False)
-    largest = log_s.masked_fill(~others, -torch.inf).amax((1, 2))
-    parts = torch.where(others, (log_s - largest[:, None, None]).exp() * apart, 0.0)
+    unselected = torch.ones_like(log_s, dtype=torch.bool).scatter(-1, best, False)
+    largest = log_s.masked_fill(~unselected, -torch.inf).amax((1, 2))
+    parts = torch.where(unselected, (log_s - largest[:, None, None]).exp() * apart, 0.0)
     parts = parts.scatter(-1, best, -parts.sum(-1, keepdim=True))
     slope = -torch.sigmoid(-samples.labels * head.value(o)) * samples.labels / samples.labels.shape[1]
-    found = torch.einsum("rn,rnt,rntd,rne->rde", slope, parts, samples.tokens, samples.queries)
-    return found, largest
+    direction = torch.einsum("rn,rnt,rntd,rne->rde", slope, parts, samples.tokens, samples.queries)
+    return direction, largest
 
 
 def descend(
@@ -111,13 +111,13 @@ def descend(
     decay: float = 0.0,
     watch: Iterable[int] = (),
 ) -> Descent:
-    """Full-batch gradient descent from a start: for W, or for K and Q.
+    """Full-batch gradient descent on W, or on K and Q, whichever ``start`` holds.
 
-    ``normalised``: each matrix moves by ``rate`` a step, in the direction of its gradient. ``decay`` adds so much times
-    the squared norm of the matrices to the loss; the paper's code trains K and Q with 2.2e-16, which counts once the
-    softmax is saturated. ``watch``: steps to keep.
+    ``normalised``: each matrix moves by a step of norm ``rate`` against its gradient. ``decay`` times the squared norm
+    of the matrices is added to the loss; the paper's code trains K and Q with 2.2e-16, which matters once the softmax
+    is saturated. ``watch``: steps to record.
     """
-    _see_that_they_fit(samples, start)
+    _check_shapes(samples, start)
     wanted = sorted({*watch, steps})
     path, norms, losses = [], [], []
     now = start
@@ -130,7 +130,7 @@ def descend(
         if step == steps:
             break
         G, log_scale = gradient(samples, head, W)
-        move = _unit if normalised else lambda each, c=log_scale: each * c.exp()[:, None, None]
+        move = _unit_norm if normalised else lambda matrix, c=log_scale: matrix * c.exp()[:, None, None]
         shrink = 2 * decay * (-log_scale).clamp(max=600).exp()[:, None, None]
         if isinstance(now, KeyQueryFactors):
             K, Q = G @ now.Q + shrink * now.K, G.mT @ now.K + shrink * now.Q
@@ -140,7 +140,7 @@ def descend(
     return Descent(now, tuple(wanted), path, torch.stack(norms), torch.stack(losses))
 
 
-def _unit(G: Float[Tensor, "r d m"]) -> Float[Tensor, "r d m"]:
+def _unit_norm(G: Float[Tensor, "r d m"]) -> Float[Tensor, "r d m"]:
     norm = G.flatten(1).norm(dim=1)[:, None, None]
     return G / torch.where(norm > 0, norm, 1.0)
 
@@ -153,13 +153,13 @@ def regularisation_path(
     *,
     steps: int = 2000,
 ) -> list[WeightMatrices]:
-    r"""Where the loss is smallest among small weights, for each R: W of the lowest loss that any start leads to.
+    r"""The W of lowest loss under a norm constraint, for each radius R: the best that any start leads to.
 
-    For W that is :math:`\|W\|_F \le R`, for its factors :math:`\|K\|_F^2 + \|Q\|_F^2 \le 2R`, which is what the nuclear
-    norm of K Qᵀ can be. With a feasible separation the loss falls along its ray, so the minimum is on the sphere:
-    descent on it, with steps that shrink.
+    The constraint is :math:`\|W\|_F \le R` for W, and :math:`\|K\|_F^2 + \|Q\|_F^2 \le 2R` for its factors, which
+    bounds the nuclear norm of K Qᵀ by R. If a separation is feasible, the loss falls along its ray, so the minimum lies
+    on the sphere; it is found by descent on the sphere with decreasing steps.
     """
-    starts, found = list(starts), []
+    starts, path = list(starts), []
     for radius in radii:
         best, lowest = None, None
         for start in starts:
@@ -169,26 +169,26 @@ def regularisation_path(
             best = W if best is None else torch.where(better[:, None, None], W, best)
             lowest = reached if lowest is None else torch.where(better, reached, lowest)
         if best is None:
-            raise SizeError("a regularisation path needs a start: give weights, or factors, to begin with.")
-        found.append(best)
-    return found
+            raise SizeError("a regularisation path needs a start: give at least one W, or one pair of factors.")
+        path.append(best)
+    return path
 
 
 def _on_sphere(
     samples: DescentSamples, head: OutputHead, start: WeightMatrices | KeyQueryFactors, radius: float, steps: int
 ) -> WeightMatrices:
-    """Descent on a sphere. Factors are both matrices side by side, (r, d, 2m), on that of the radius √(2R)."""
+    """Descent on a sphere. Factors are concatenated to (r, d, 2m), on the sphere of radius √(2R)."""
     factors, size = isinstance(start, KeyQueryFactors), radius
     now = start
     if isinstance(start, KeyQueryFactors):
         now, size = torch.cat([start.K, start.Q], -1), math.sqrt(2 * radius)
     assert isinstance(now, Tensor)
-    now = size * _unit(now)
+    now = size * _unit_norm(now)
     for step in range(steps):
         K, Q = now.chunk(2, -1) if factors else (now, now)
         G, _ = gradient(samples, head, K @ Q.mT if factors else now)
         way = torch.cat([G @ Q, G.mT @ K], -1) if factors else G
-        now = size * _unit(now - size * 0.5 / (1 + step) ** 0.75 * _unit(way))
+        now = size * _unit_norm(now - size * 0.5 / (1 + step) ** 0.75 * _unit_norm(way))
     if not factors:
         return now
     K, Q = now.chunk(2, -1)
@@ -198,12 +198,12 @@ def _on_sphere(
 def favours_all(
     samples: DescentSamples, head: OutputHead, W: WeightMatrices, chosen: Int[Tensor, "r n"]
 ) -> Bool[Tensor, " r"]:
-    """Whether the first step already favours the chosen token of every sample over each of its other tokens."""
+    """Whether a gradient step raises the chosen token's logit more than every other's, in all samples of a trial."""
     G, _ = gradient(samples, head, W)
     rise = -logits(samples, G)
     gain = rise.gather(-1, chosen.unsqueeze(-1)) - rise
-    others = torch.ones_like(gain, dtype=torch.bool).scatter(-1, chosen.unsqueeze(-1), False)
-    return ((gain > 0) | ~others).all(-1).all(-1)
+    unchosen = torch.ones_like(gain, dtype=torch.bool).scatter(-1, chosen.unsqueeze(-1), False)
+    return ((gain > 0) | ~unchosen).all(-1).all(-1)
 
 
 def cosine(a: WeightMatrices, b: WeightMatrices) -> Float[Tensor, " r"]:
@@ -211,7 +211,7 @@ def cosine(a: WeightMatrices, b: WeightMatrices) -> Float[Tensor, " r"]:
     return torch.nn.functional.cosine_similarity(a.flatten(1), b.flatten(1), dim=1)
 
 
-def _see_that_they_fit(samples: DescentSamples, start: WeightMatrices | KeyQueryFactors) -> None:
+def _check_shapes(samples: DescentSamples, start: WeightMatrices | KeyQueryFactors) -> None:
     trials, n, _, d = samples.tokens.shape
     matrices = start if isinstance(start, KeyQueryFactors) else (start,)
     if samples.queries.shape != (trials, n, d) or samples.labels.shape != (trials, n):
@@ -219,5 +219,7 @@ def _see_that_they_fit(samples: DescentSamples, start: WeightMatrices | KeyQuery
             f"tokens {tuple(samples.tokens.shape)} want queries {(trials, n, d)} and labels {(trials, n)}, but these "
             f"are {tuple(samples.queries.shape)} and {tuple(samples.labels.shape)}."
         )
-    if any(each.shape[:2] != (trials, d) for each in matrices):
-        raise SizeError(f"weights {[tuple(each.shape) for each in matrices]} do not fit {trials} trials of width {d}.")
+    if any(matrix.shape[:2] != (trials, d) for matrix in matrices):
+        raise SizeError(
+            f"weights {[tuple(matrix.shape) for matrix in matrices]} do not fit {trials} trials of width {d}."
+        )

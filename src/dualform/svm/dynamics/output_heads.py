@@ -1,4 +1,4 @@
-"""Heads on one attention layer: what they make of its output, and their gradient there."""
+"""Scalar functions of an attention layer's output, and their gradients."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""Heads through training: the same report at several moments, of checkpoints or of a recorded memory."""
+"""Heads through training: the same report at several steps, from checkpoints or from a recorded memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,61 +19,61 @@ CURVES = (
     "norm", "above 0.99", "entropy", "smallest margin", "efficiency", "cosine", "null cosine", "nuclear cosine",
     "effective rank",
 )  # fmt: skip
-"""What is drawn of a head."""
+"""The numbers of a head that are plotted."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Reports on the layers of a model after some steps of training, all at the same queries."""
+    """Reports on the layers of a model after several steps of training, all for the same inputs."""
 
     steps: tuple[int, ...]
     reports: tuple[dict[str, Report], ...]
 
     @property
     def layers(self) -> list[str]:
-        """The layers that are reported on."""
+        """The names of the layers in the reports."""
         return list(self.reports[0])
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Report]]]:
-        """Step by step."""
+        """Iterate over the steps and their reports."""
         return iter(zip(self.steps, self.reports, strict=True))
 
     def head(self, layer: str, head: int) -> list[HeadReport]:
-        """One head at every step."""
+        """The reports on one head, step by step."""
         if layer not in self.layers:
-            raise QueryError(f"no layer '{layer}' is in this trajectory: there are {self.layers}.")
-        return [each[layer][head] for each in self.reports]
+            raise QueryError(f"this trajectory has no layer '{layer}'; it has {self.layers}.")
+        return [reports[layer][head] for reports in self.reports]
 
     def curve(self, layer: str, head: int, what: str) -> list[float]:
         """One number of a head at every step: a column of the report's table, or ``"changed"``."""
         if what == "changed":
             return self.changes(layer, head)
-        rows = [each.row() for each in self.head(layer, head)]
+        rows = [report.row() for report in self.head(layer, head)]
         if what not in rows[0]:
-            raise QueryError(f"no '{what}' is in a report: there are {['changed', *rows[0]]}.")
+            raise QueryError(f"a report has no '{what}'; it has {['changed', *rows[0]]}.")
         return [row[what] for row in rows]
 
     def changes(self, layer: str, head: int) -> list[float]:
-        """The share of queries that select another token than at the step before; the first is not a number."""
-        chosen = [_selected(each) for each in self.head(layer, head)]
-        found = [float("nan")]
+        """The share of queries that select another token than at the previous step; NaN at the first step."""
+        chosen = [_selected_tokens(report) for report in self.head(layer, head)]
+        shares = [float("nan")]
         for before, now in pairwise(chosen):
             both = before.keys() & now.keys()
-            found.append(sum(before[key] != now[key] for key in both) / max(1, len(both)))
-        return found
+            shares.append(sum(before[key] != now[key] for key in both) / max(1, len(both)))
+        return shares
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
         return [
             {"step": step, "layer": layer, **row, "changed": self.changes(layer, head.head)[i]}
-            for i, (step, found) in enumerate(self)
-            for layer, report in found.items()
+            for i, (step, layer_reports) in enumerate(self)
+            for layer, report in layer_reports.items()
             for head in report
             for row in [head.row()]
         ]
 
     def to_pandas(self) -> Any:
-        """One line a step, layer and head."""
+        """A table with one row for each step, layer and head."""
         return require("pandas", "pandas").DataFrame(self._rows)
 
 
@@ -84,8 +84,9 @@ def trajectory(
 ) -> Trajectory:  # fmt: skip
     """Reports on a model's attention layers through training, on the same inputs.
 
-    ``weights`` is a recorded memory, which knows the weights of every step (``steps``: which, or how many), or state
-    dicts by step. What training moved is counted from the first of them. ``more`` goes to ``reports``.
+    ``weights`` is a recorded memory, which has the weights of every step (``steps``: which ones, or how many), or a
+    mapping from step to state dict. The change by training is measured from the first of them. ``more`` is passed to
+    ``reports``.
     """
     if isinstance(weights, Memory):
         weights.fits(model)
@@ -94,11 +95,11 @@ def trajectory(
     else:
         moments = {step: partial(dict, weights[step]) for step in sorted(weights)}
     if not moments:
-        raise QueryError("no step was given: there is nothing to report on.")
-    first, found = next(iter(moments.values()))(), []
+        raise QueryError("there are no steps to report on: give the weights of at least one step.")
+    first, all_reports = next(iter(moments.values()))(), []
     with bar("heads through training", len(moments), progress, worth=2) as watch:
         for make in moments.values():
-            found.append(
+            all_reports.append(
                 reports(
                     model, inputs, layers=layers, loss=loss, weights=make(), start=first, items=items, progress=False,
                     **more,
@@ -106,10 +107,10 @@ def trajectory(
             )  # fmt: skip
             if watch:
                 watch(1)
-    return Trajectory(tuple(moments), tuple(found))
+    return Trajectory(tuple(moments), tuple(all_reports))
 
 
-def _selected(head: HeadReport) -> dict[tuple[int, int], int]:
-    sight = head.sight
-    places = zip(sight.sequence.tolist(), sight.place.tolist(), strict=True)
+def _selected_tokens(head: HeadReport) -> dict[tuple[int, int], int]:
+    inputs = head.sight
+    places = zip(inputs.sequence.tolist(), inputs.place.tolist(), strict=True)
     return dict(zip(places, head.selected.tolist(), strict=True))

@@ -4,7 +4,7 @@ r"""Attention from both sides: as a support vector expansion, and as the layer t
     W = \sum_j v_j\Phi(k_j)^\top,\quad h(x) = \sum_j \Phi(x)^\top\Phi(k_j)
 
 With the exponential kernel the right-hand side is softmax attention: keys k, values v, query x (Nguyen et al. 2023,
-arXiv 2406.13781, Theorem 1). h overflows where keys are long, so it is only ever held as its logarithm.
+arXiv 2406.13781, Theorem 1). h overflows where keys are long, so only its logarithm is stored.
 """
 
 import math
@@ -30,20 +30,20 @@ def log_normaliser(
     x: Float[Tensor, "*s n d"], keys: Float[Tensor, "*s m d"], kernel: KernelName = "exp",
     hidden: Bool[Tensor, "*#s #n m"] | None = None,
 ) -> Float[Tensor, "*s n"]:  # fmt: skip
-    """log h(x): over the keys that are not hidden."""
-    found = log_kernel(x, keys, kernel)
-    return (found if hidden is None else found.masked_fill(hidden, -math.inf)).logsumexp(-1)
+    """The logarithm of h(x), summed over the keys that are not hidden."""
+    logits = log_kernel(x, keys, kernel)
+    return (logits if hidden is None else logits.masked_fill(hidden, -math.inf)).logsumexp(-1)
 
 
 def expand(
     x: Float[Tensor, "n d"], keys: Float[Tensor, "m d"], values: Float[Tensor, "m e"], *, kernel: KernelName = "exp",
     hidden: Bool[Tensor, "#n m"] | None = None, bias: Float[Tensor, " e"] | None = None,
 ) -> Float[Tensor, "n e"]:  # fmt: skip
-    """The support vector expansion f(x). What is ``hidden`` is not in the data that f was fitted on."""
-    found = log_kernel(x, keys, kernel)
+    """The support vector expansion f(x). ``hidden`` keys are left out of the data that f was fitted to."""
+    logits = log_kernel(x, keys, kernel)
     if hidden is not None:
-        found = found.masked_fill(hidden, -math.inf)
-    f = found.softmax(-1).nan_to_num() @ values
+        logits = logits.masked_fill(hidden, -math.inf)
+    f = logits.softmax(-1).nan_to_num() @ values
     return f if bias is None else f + bias
 
 
@@ -51,7 +51,7 @@ def primal(
     x: Float[Tensor, "n d"], keys: Float[Tensor, "m d"], values: Float[Tensor, "m e"], degree: int, *,
     bias: Float[Tensor, " e"] | None = None,
 ) -> Float[Tensor, "n e"]:  # fmt: skip
-    """The same as a layer WΦ(x)/h(x) + b, with the features of the exponential kernel up to a degree."""
+    """f(x) as a layer WΦ(x)/h(x) + b, with the features of the exponential kernel up to ``degree``."""
     at_keys, at_x = polynomial_features(keys, degree), polynomial_features(x, degree)
     weight = values.to(at_keys.dtype).mT @ at_keys
     f = at_x @ weight.mT / (at_x @ at_keys.sum(0)).unsqueeze(-1)

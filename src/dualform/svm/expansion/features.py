@@ -3,8 +3,8 @@ r"""The feature map of softmax attention, written out up to a degree (Nguyen et 
 .. math:: \Phi_n(x) = \prod_{i=1}^d \frac{(x_i/d^{1/4})^{n_i}}{\sqrt{n_i!}},\qquad
     \Phi(x)^\top\Phi(y) = \exp(x^\top y/\sqrt d)
 
-There is one feature for each multi-index n = (n_1 … n_d), so infinitely many. Those with n_1 + … + n_d up to the degree
-T are C(d + T, T).
+There is one feature for each multi-index n = (n_1 … n_d), so there are infinitely many. C(d + T, T) of them have a
+degree n_1 + … + n_d of at most T.
 """
 
 import math
@@ -16,22 +16,22 @@ from torch import Tensor
 from dualform.errors import SizeError
 
 LARGEST = 1 << 24
-"""Numbers that a table of features may hold."""
+"""The most numbers that a table of features may hold."""
 
 
 def polynomial_features(x: Float[Tensor, "n d"], degree: int) -> Float[Tensor, "n f"]:
-    """Φ(x) up to a degree, in float64: low degrees first, so those of degree T begin those of degree T + 1."""
+    """Φ(x) up to a degree, in float64. Low degrees come first: features up to T are a prefix of those up to T + 1."""
     n, d = x.shape
-    _see_that_they_are_few(n, d, degree)
+    _check_feature_count(n, d, degree)
     powers = _powers(x.double() / d**0.25, degree)
-    found = powers.new_ones(1)
+    features = powers.new_ones(1)
     for i, exponents in enumerate(multi_indices(d, degree).unbind(1)):
-        found = found * powers[:, i, exponents]
-    return found
+        features = features * powers[:, i, exponents]
+    return features
 
 
 def multi_indices(d: int, degree: int) -> Int[Tensor, "f d"]:
-    """All d whole numbers from 0 on with a sum up to the degree, by their sum."""
+    """All tuples of d non-negative integers whose sum is at most the degree, sorted by that sum."""
     rows = torch.zeros(1, 0, dtype=torch.int64)
     for _ in range(d):
         left = degree - rows.sum(1)
@@ -41,7 +41,7 @@ def multi_indices(d: int, degree: int) -> Int[Tensor, "f d"]:
 
 
 def truncation_bound(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], degree: int) -> Float[Tensor, "n m"]:
-    r"""How far the features up to a degree T can be from the kernel.
+    r"""Upper bound of the error that features up to a degree T make in the kernel.
 
     .. math:: |\Phi_T(x)^\top\Phi_T(y) - e^{x^\top y/\sqrt d}| \le \frac{r^{T+1} e^r}{(T+1)!},\quad
         r = |x^\top y|/\sqrt d
@@ -51,12 +51,12 @@ def truncation_bound(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], degree: i
 
 
 def _powers(x: Float[Tensor, "n d"], degree: int) -> Float[Tensor, "n d t"]:
-    """x^k/√k! for k = 0 … T, as a running product: no factorial is ever written down."""
+    """x^k/√k! for k = 0 … T, as a running product, which avoids computing factorials."""
     steps = torch.arange(1, degree + 1, dtype=x.dtype, device=x.device).sqrt()
     return torch.cat([torch.ones_like(x).unsqueeze(-1), (x.unsqueeze(-1) / steps).cumprod(-1)], -1)
 
 
-def _see_that_they_are_few(n: int, d: int, degree: int) -> None:
+def _check_feature_count(n: int, d: int, degree: int) -> None:
     if degree < 0:
         raise SizeError(f"degree={degree} must be 0 or more.")
     if n * math.comb(d + degree, degree) > LARGEST:

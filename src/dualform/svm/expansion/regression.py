@@ -6,8 +6,8 @@ r"""Support vector regression with a normaliser: the problem whose solution has 
 .. math:: \max_\theta\ \sum_d -\tfrac12\theta_d^\top G\theta_d - \varepsilon\|\theta_d\|_1 + y_d^\top\theta_d,\qquad
     G_{ij} = \frac{\Phi(k_i)^\top\Phi(k_j)}{h(k_i)h(k_j)},\quad |\theta_{jd}| \le C,\quad \sum_j\theta_{jd} = 0
 
-The last constraint goes with the bias b. Values are rescaled dual variables: v_jd = θ_jd / h(k_j). Reference: Nguyen et
-al. (2023), arXiv 2406.13781.
+The last constraint only applies with a bias b. Values are rescaled dual variables: v_jd = θ_jd / h(k_j). Reference:
+Nguyen et al. (2023), arXiv 2406.13781.
 """
 
 import math
@@ -24,7 +24,7 @@ from dualform.errors import QueryError, SizeError
 from .expansion import expand, log_kernel, log_normaliser
 
 ROUNDING = torch.finfo(torch.float64).eps
-FARTHEST = 300.0
+LARGEST_LOG = 300.0
 """The largest log h: the optimum grows with h², and double precision ends at e^709."""
 
 
@@ -33,7 +33,7 @@ class Regression:
     """One regression for each column of the targets. Make it with ``of_keys``, ``of_gram`` or ``planted``.
 
     ``gram`` is scaled to ones on its diagonal, K_ij/(s_i s_j) with s_j = √K_jj: h and s may span many orders of
-    magnitude, and coordinates that are scaled so are told apart all the same. C may be infinite.
+    magnitude, and this scaling keeps the coordinates distinguishable. C may be infinite.
     """
 
     gram: Float[Tensor, "m m"]
@@ -50,11 +50,11 @@ class Regression:
         if not self.C > 0:
             raise QueryError(f"C={self.C} bounds the dual variables: it must be larger than 0 (math.inf: no bound).")
         if not len(self.targets):
-            raise SizeError("there is nothing to fit: keys and targets are empty.")
-        for what, tensor in (("keys", self.gram), ("normalisers", self.log_normaliser), ("targets", self.targets)):
+            raise SizeError("there is nothing to fit: the keys and the targets are empty.")
+        for name, tensor in (("keys", self.gram), ("normalisers", self.log_normaliser), ("targets", self.targets)):
             if not bool(tensor.isfinite().all()):
-                raise QueryError(f"the {what} hold NaN or infinity (or keys are too long for double precision).")
-        if (largest := float(self.log_normaliser.abs().max())) > FARTHEST:
+                raise QueryError(f"the {name} hold NaN or infinity (or keys are too long for double precision).")
+        if (largest := float(self.log_normaliser.abs().max())) > LARGEST_LOG:
             raise QueryError(
                 f"the normaliser h(k) reaches e^{largest:.0f}: keys this long are beyond double precision. Ask for "
                 "support_vectors, which stay in the logarithm."
@@ -66,7 +66,7 @@ class Regression:
         with_bias: bool = False, kernel: KernelName = "exp",
     ) -> "Regression":  # fmt: skip
         """Fit the targets at the keys, with attention's own normaliser h(x) = Σ_j Φ(x)ᵀΦ(k_j)."""
-        _see_that_they_fit("keys", len(keys), len(targets))
+        _check_row_counts("keys", len(keys), len(targets))
         keys = keys.detach().double()
         logs, normaliser = log_kernel(keys, keys, kernel), log_normaliser(keys, keys, kernel)
         size = logs.diagonal() / 2
@@ -78,8 +78,8 @@ class Regression:
         cls, gram: Float[Tensor, "m m"], targets: Float[Tensor, "t e"], *, epsilon: float = 0.0, C: float = math.inf,
         with_bias: bool = False, normaliser: Float[Tensor, " m"] | None = None,
     ) -> "Regression":  # fmt: skip
-        """Fit targets where only the kernel's matrix K is known. ``normaliser`` is h(k_j); None: 1, the usual SVR."""
-        _see_that_they_fit("lines of the matrix", len(gram), len(targets))
+        """Fit targets to a given kernel matrix K. ``normaliser`` is h(k_j); None means 1, the usual SVR."""
+        _check_row_counts("lines of the matrix", len(gram), len(targets))
         gram = gram.detach().double()
         h = torch.ones_like(gram[0]) if normaliser is None else normaliser.detach().double()
         size = gram.diagonal().sqrt()
@@ -87,7 +87,7 @@ class Regression:
         if not bool((size > 0).all() and (h > 0).all()):
             raise QueryError("the diagonal of the kernel's matrix and the normaliser must be larger than 0.")
         if not torch.allclose(unit, unit.mT, atol=1e-10) or float(torch.linalg.eigvalsh(unit)[0]) < -1e-8 * len(unit):
-            raise QueryError("the matrix is no kernel's: it must be symmetric, without negative eigenvalues.")
+            raise QueryError("this is not a kernel matrix: it must be symmetric and have no negative eigenvalues.")
         return cls(unit, size.log(), h.log(), targets.detach().double(), epsilon, C, with_bias)
 
     @classmethod
@@ -95,38 +95,38 @@ class Regression:
         cls, keys: Float[Tensor, "m d"], values: Float[Tensor, "t e"], *, epsilon: float, C: float = math.inf,
         bias: Float[Tensor, " e"] | None = None, kernel: KernelName = "exp",
     ) -> "Regression":  # fmt: skip
-        r"""The regression that given values solve, if C is large enough: y_jd = f_d(k_j) + ε sign(v_jd).
+        r"""The regression whose solution is the given values, if C is large enough: y_jd = f_d(k_j) + ε sign(v_jd).
 
-        With a ``bias`` (it is part of f) they must also be balanced, :math:`\sum_j h(k_j) v_j = 0`. Nothing of the
-        values but these targets is left in it.
+        With a ``bias`` (it is part of f) the values must also be balanced, :math:`\sum_j h(k_j) v_j = 0`. The problem
+        keeps these targets only, not the values.
         """
-        _see_that_they_fit("keys", len(keys), len(values))
+        _check_row_counts("keys", len(keys), len(values))
         keys, values = keys.detach().double(), values.detach().double()
         targets = expand(keys, keys, values, kernel=kernel, bias=bias) + epsilon * values.sign()
         return cls.of_keys(keys, targets, epsilon=epsilon, C=C, with_bias=bias is not None, kernel=kernel)
 
     @cached_property
     def scale(self) -> Float[Tensor, "m 1"]:
-        """h(k_j)/s_j: dual variables θ are this times those of the scaled problem."""
+        """h(k_j)/s_j: the factor from the dual variables of the scaled problem to θ."""
         return (self.log_normaliser - self.log_size).exp().unsqueeze(1)
 
     @cached_property
     def condition(self) -> float:
-        """By how much rounding of the targets grows in the values: the condition number of K_ij/h(k_i)."""
+        """The condition number of K_ij/h(k_i): how much rounding errors of the targets grow in the values."""
         attention = (self.log_size.unsqueeze(1) + self.log_size - self.log_normaliser.unsqueeze(1)).exp() * self.gram
         singular = torch.linalg.svdvals(attention)
         return float(singular[0] / singular[-1]) if float(singular[-1]) > 0 else math.inf
 
     def fitted(self, theta: Float[Tensor, "m e"]) -> Float[Tensor, "m e"]:
-        """WΦ(k_j)/h(k_j) of dual variables, without the bias."""
+        """WΦ(k_j)/h(k_j) for given dual variables, without the bias."""
         return self.gram @ (theta / self.scale) / self.scale
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Dual variables and bias, and how far from the optimum they can be: ``gap`` = ``primal`` − ``dual``.
+    """Dual variables and bias, with the duality gap, ``gap`` = ``primal`` − ``dual``, which bounds their suboptimality.
 
-    With infinite C the penalty is taken at twice the largest |θ|, which has the same optimum.
+    With infinite C the penalty is computed at twice the largest |θ|, which has the same optimum.
     """
 
     problem: Regression
@@ -140,7 +140,7 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether the gap is small enough, or no more than what rounding of the targets makes of the optimum."""
+        """Whether the gap is below the tolerance, or below what rounding of the targets changes in the optimum."""
         rounding = (16 * ROUNDING * self.problem.scale * self.problem.targets).square().sum()
         return self.gap <= self.tolerance * self.primal + float(rounding)
 
@@ -161,12 +161,15 @@ class Solution:
 
     @property
     def relative_gap(self) -> float:
-        """The gap as a part of the primal value, which is not less than the optimum."""
+        """The gap divided by the primal value, which is an upper bound of the optimum."""
         return self.gap / self.primal if self.gap else 0.0
 
     @property
     def error(self) -> float:
-        r"""How far W can be from the best one: :math:`\|W - W^*\| \le \sqrt{2\,\text{gap}}`, if C is finite or met."""
+        r"""Bound of the distance to the optimum, :math:`\|W - W^*\| \le \sqrt{2\,\text{gap}}`.
+
+        It holds if C is finite or every residual is within ε.
+        """
         return math.sqrt(2 * self.gap)
 
     def __str__(self) -> str:
@@ -179,6 +182,6 @@ class Solution:
         )
 
 
-def _see_that_they_fit(what: str, keys: int, targets: int) -> None:
+def _check_row_counts(rows: str, keys: int, targets: int) -> None:
     if keys != targets:
-        raise SizeError(f"there are {keys} {what} and {targets} lines to fit: give one for each.")
+        raise SizeError(f"there are {keys} {rows} and {targets} rows of targets: give one row for each.")

@@ -1,17 +1,18 @@
-r"""The dual problem of a regression, solved: coordinate descent, and Newton's steps within the faces that it finds.
+r"""A solver of the dual problem: coordinate descent, and Newton's steps within the faces that it finds.
 
 In the scaled variables u_j = θ_j s_j/h(k_j), with c_j = h(k_j)/s_j and the unit Gram matrix K, each column minimises
 
 .. math:: \tfrac12 u^\top K u - (c\odot y)^\top u + \varepsilon\, c^\top|u|,\qquad |c_j u_j| \le C,\quad c^\top u = 0
 
-Rounds of two steps, neither of which ever makes it worse:
+Each round has two steps, neither of which ever increases the objective:
 
-- each coordinate in turn is set to its best value, by the soft threshold (with a bias: as many times the pair that
-  violates optimality most, so that the sum stays 0). This finds which coordinates are 0, free, or at ±C;
-- the free coordinates, with the signs they have, solve a linear system; where one would leave its range, the step ends
-  there. On the right face this is the solution, however slow coordinates would be on a bad matrix.
+- each coordinate in turn is set to its best value, by the soft threshold (with a bias, the pair that violates
+  optimality most, as many times as there are coordinates, so that the sum stays 0). This finds which coordinates are 0,
+  free, or at ±C;
+- the free coordinates, with their present signs, solve a linear system; the step stops where one of them would leave
+  its range. On the right face this is the solution, even where a bad condition number makes coordinate descent slow.
 
-It ends by the duality gap, a sum of terms that are none of them negative. All columns go together.
+The duality gap, a sum of non-negative terms, ends the search. All columns are solved together.
 """
 
 import math
@@ -24,32 +25,32 @@ from torch import Tensor
 from .regression import ROUNDING, Regression, Solution
 
 BLOCK = 1 << 24
-"""Numbers in the matrices that are solved at once."""
+"""The most numbers in the matrices that are solved at once."""
 
 U = Float[Tensor, "m e"]
-"""Scaled dual variables, or something for each."""
+"""Scaled dual variables, or one number for each of them."""
 
 
 def solve(problem: Regression, *, tolerance: float = 1e-10, rounds: int = 200) -> Solution:
-    """Solve a regression to a gap of ``tolerance`` times its optimum, then on to where rounding begins.
+    """Solve a regression to a gap of ``tolerance`` times its optimum, then continue while the gap still halves.
 
-    Where it is not reached, ``converged`` is False. So it is where no function meets the targets within ε and C is
-    infinite: then there is no optimum.
+    ``converged`` is False where this gap is not reached. One such case has no optimum: C is infinite and no function
+    meets the targets within ε.
     """
     u = torch.zeros_like(problem.targets)
-    best, last, done = _measured(problem, u, 0, tolerance), math.inf, 0
+    best, last, done = _solution_at(problem, u, 0, tolerance), math.inf, 0
     for done in range(1, rounds + 1):
-        (_pairs if problem.with_bias else _coordinates)(problem, u)
-        _newton(problem, u)
-        found = _measured(problem, u, done, tolerance)
-        best = found if found.relative_gap <= best.relative_gap else best
-        if not math.isfinite(found.gap) or (best.converged and not found.relative_gap < last / 2):
+        (_pair_steps if problem.with_bias else _coordinate_sweep)(problem, u)
+        _newton_steps(problem, u)
+        solution = _solution_at(problem, u, done, tolerance)
+        best = solution if solution.relative_gap <= best.relative_gap else best
+        if not math.isfinite(solution.gap) or (best.converged and not solution.relative_gap < last / 2):
             break
-        last = found.relative_gap
+        last = solution.relative_gap
     return replace(best, iterations=done)
 
 
-def _coordinates(problem: Regression, u: U) -> None:
+def _coordinate_sweep(problem: Regression, u: U) -> None:
     """One sweep of coordinate descent, in place."""
     gradient = problem.gram @ u - problem.scale * problem.targets
     for j, (tube, limit) in enumerate(zip(problem.epsilon * problem.scale, problem.C / problem.scale, strict=True)):
@@ -59,12 +60,12 @@ def _coordinates(problem: Regression, u: U) -> None:
         u[j] = best
 
 
-def _pairs(problem: Regression, u: U) -> None:
-    """As many steps on pairs as there are coordinates, in place: one dual variable grows by what another loses."""
+def _pair_steps(problem: Regression, u: U) -> None:
+    """As many steps on pairs as there are coordinates, in place: one dual variable grows by what another one loses."""
     gradient, columns = problem.gram @ u - problem.scale * problem.targets, torch.arange(u.shape[1])
     limits = problem.C / problem.scale.squeeze(1)
     for _ in range(len(u)):
-        grow, shrink = _slopes(problem, u, gradient)
+        grow, shrink = _bias_bounds(problem, u, gradient)
         (up, i), (down, j) = grow.max(0), shrink.min(0)
         if not bool((up > down).any()):
             return
@@ -79,15 +80,15 @@ def _pairs(problem: Regression, u: U) -> None:
         u[i, columns], u[j, columns] = new_i, new_j.where(i != j, new_i)
 
 
-def _newton(problem: Regression, u: U) -> None:
-    """Solve for the free coordinates, in place. A column whose step ends early goes on from there."""
+def _newton_steps(problem: Regression, u: U) -> None:
+    """Solve for the free coordinates, in place. A column whose step is cut short takes another one from there."""
     limit, columns = problem.C / problem.scale, torch.arange(u.shape[1])
     for _ in range(2 * len(u)):
         now, targets = u[:, columns], problem.targets[:, columns]
         free = (now != 0) & (now.abs() < limit)
         slope = problem.gram @ now + problem.scale * (problem.epsilon * now.sign() - targets)
-        blocks = (each.mT.split(max(1, BLOCK // len(u) ** 2)) for each in (slope * free, free.to(u.dtype)))
-        step = torch.cat([_face_step(problem, *each) for each in zip(*blocks, strict=True)]).mT
+        blocks = (columns.mT.split(max(1, BLOCK // len(u) ** 2)) for columns in (slope * free, free.to(u.dtype)))
+        step = torch.cat([_face_step(problem, *block) for block in zip(*blocks, strict=True)]).mT
         goal = torch.where(now * step < 0, 0.0, limit * step.sign())
         way = torch.where(step == 0, math.inf, (goal - now) / step)
         length = way.amin(0).clamp(max=1.0)
@@ -98,10 +99,10 @@ def _newton(problem: Regression, u: U) -> None:
 
 
 def _face_step(problem: Regression, slope: Float[Tensor, "e m"], free: Float[Tensor, "e m"]) -> Float[Tensor, "e m"]:
-    """Newton's step of the free coordinates. A little of the identity keeps singular matrices apart from zero.
+    """Newton's step of the free coordinates. A small multiple of the identity regularises singular matrices.
 
-    With a bias the one of the largest c follows from the others, since the sum stays 0: the steps of the others then
-    hold no small differences of large numbers.
+    With a bias, the coordinate of the largest c follows from the others, since the sum stays 0: then the steps of the
+    others contain no small differences of large numbers.
     """
     matrix, ratio, last = problem.gram, torch.zeros_like(free), free.argmax(1, keepdim=True)
     if problem.with_bias:
@@ -121,11 +122,11 @@ def _face_step(problem: Regression, slope: Float[Tensor, "e m"], free: Float[Ten
     return step.scatter_add(1, last, -(ratio * step).sum(1, keepdim=True))
 
 
-def _slopes(problem: Regression, u: U, gradient: U) -> tuple[U, U]:
-    """The bias below which each θ_j would rather grow, and that above which it would rather shrink.
+def _bias_bounds(problem: Regression, u: U, gradient: U) -> tuple[U, U]:
+    """For each θ_j, the bias below which growing improves the objective, and the bias above which shrinking does.
 
-    At the optimum b is below none of the first and above none of the second: these are the conditions of Karush, Kuhn
-    and Tucker. Without a bias b is 0.
+    At the optimum b is below none of the first and above none of the second: these are the Karush-Kuhn-Tucker
+    conditions. Without a bias b is 0.
     """
     residual, limit, tube = -gradient / problem.scale, problem.C / problem.scale, problem.epsilon
     grow = torch.where(u >= 0, residual - tube, residual + tube).masked_fill(u >= limit, -math.inf)
@@ -133,10 +134,10 @@ def _slopes(problem: Regression, u: U, gradient: U) -> tuple[U, U]:
     return grow, shrink
 
 
-def _measured(problem: Regression, u: U, iterations: int, tolerance: float) -> Solution:
-    """Bias, values of both problems and the gap between them."""
+def _solution_at(problem: Regression, u: U, iterations: int, tolerance: float) -> Solution:
+    """The bias, the values of the primal and dual problems and the gap between them, for given dual variables."""
     gradient = problem.gram @ u - problem.scale * problem.targets
-    grow, shrink = _slopes(problem, u, gradient)
+    grow, shrink = _bias_bounds(problem, u, gradient)
     bias = (grow.amax(0) + shrink.amin(0)) / 2 if problem.with_bias else torch.zeros_like(u[0])
     theta, residual = problem.scale * u, -gradient / problem.scale - bias
     outside = (residual.abs() - problem.epsilon).clamp(min=0)

@@ -1,4 +1,4 @@
-"""What the heads of a real attention layer select, and what separates that."""
+"""Reports on the heads of real attention layers: which tokens they select, and the matrix that separates those."""
 
 from .attention_calls import LossOfOutput, look, seen_layers
 from .head_findings import HeadReport, SupportToken

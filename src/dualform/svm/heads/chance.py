@@ -1,4 +1,4 @@
-"""How what is found of a head is found: separations of what it selects, and of what random matrices do."""
+"""The computation of a head's report: the separation of its selections, and those of random matrices."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,96 +6,102 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 
-from ..separation import Separation, TwoParts, fit, fit_generalised, inside
-from .alignment import Null, align, cosine_of, efficiency, random_like, untied
+from ..separation import Separation, TwoParts, fit, fit_generalised, project_to_span
+from .alignment import Null, align, cosine_of, efficiency, random_like, untied_queries
 from .head_findings import HeadReport, HeadReportOptions, Optimality
 from .head_inputs import SingleHeadInputs
 from .saturation import saturation
 
 
-def examine(
-    sight: SingleHeadInputs,
+def report_on_head(
+    inputs: SingleHeadInputs,
     options: HeadReportOptions,
     chance: Null,
     start: SingleHeadInputs | None,
     items: Int[Tensor, "b m"] | None,
 ) -> HeadReport:
-    """Everything about one head. ``chance`` is what random matrices do, ``start`` the head before training."""
-    logits = sight.logits()
+    """The report on one head. ``chance`` has the results of random matrices, ``start`` the head before training."""
+    logits = inputs.logits()
     if bool(logits.isnan().any()):
-        raise QueryError(f"what head {sight.head} sees, or its weights, hold NaN or infinity: it selects nothing.")
-    clear = untied(logits)
+        raise QueryError(f"the inputs or the weights of head {inputs.head} hold NaN or infinity: it selects nothing.")
+    clear = untied_queries(logits)
     if not len(clear):
-        raise QueryError(f"in head {sight.head} all queries have several best tokens alike: nothing is selected.")
-    tied, sight, logits = len(logits) - len(clear), sight.at(clear), logits[clear]
+        raise QueryError(f"in head {inputs.head} the best tokens of every query tie: nothing is selected.")
+    tied, inputs, logits = len(logits) - len(clear), inputs.at(clear), logits[clear]
     weights = logits.softmax(1)
-    found = separate(sight, logits, options)
-    low = separate(sight, logits, options, nuclear=True, begin=found) if options.nuclear and found.feasible else None
-    part = inside(found.problem, sight.W)
-    begun = None if start is None or sight.space == "head" else start.W
+    separation = separate(inputs, logits, options)
+    low = (
+        separate(inputs, logits, options, nuclear=True, begin=separation)
+        if options.nuclear and separation.feasible
+        else None
+    )
+    part = project_to_span(separation.problem, inputs.W)
+    begun = None if start is None or inputs.space == "head" else start.W
     return HeadReport(
-        sight, options, tied, saturation(weights, sight.hidden, options.selected, options.masked), found, low,
-        _mixture(sight, weights, options), align(sight.W, found, part, begun),
-        None if low is None else align(sight.W, low, part, begun), chance,
-        None if sight.scores is None else _optimality(sight, found), items,
+        inputs, options, tied, saturation(weights, inputs.hidden, options.selected, options.masked), separation, low,
+        _mixture(inputs, weights, options), align(inputs.W, separation, part, begun),
+        None if low is None else align(inputs.W, low, part, begun), chance,
+        None if inputs.scores is None else _optimality(inputs, separation), items,
     )  # fmt: skip
 
 
 def separate(
-    sight: SingleHeadInputs, logits: Float[Tensor, "c m"], options: HeadReportOptions, *, nuclear: bool = False,
+    inputs: SingleHeadInputs, logits: Float[Tensor, "c m"], options: HeadReportOptions, *, nuclear: bool = False,
     begin: Separation | None = None,
 ) -> Separation:  # fmt: skip
-    """The matrix that separates what some logits select."""
+    """Separate the token with the largest logit of each query from the others."""
     return fit(
-        sight.x, sight.z, logits.argmax(1), "nuclear" if nuclear else "frobenius", sequence=sight.sequence,
-        hidden=sight.hidden, working=WORKING, logits=logits.masked_fill(sight.hidden, logits[~sight.hidden].min()),
-        tolerance=max(options.tolerance, LEAST_NUCLEAR) if nuclear else options.tolerance, epochs=options.epochs,
+        inputs.x, inputs.z, logits.argmax(1), "nuclear" if nuclear else "frobenius", sequence=inputs.sequence,
+        hidden=inputs.hidden, working=WORKING, logits=logits.masked_fill(inputs.hidden, logits[~inputs.hidden].min()),
+        tolerance=max(options.tolerance, NUCLEAR_TOLERANCE) if nuclear else options.tolerance, epochs=options.epochs,
         start=begin,
     )  # fmt: skip
 
 
-WORKING, LEAST_NUCLEAR = 16, 1e-3
-"""Tokens of a query to begin with, those of the largest logits; and the least tolerance for the nuclear norm."""
+WORKING, NUCLEAR_TOLERANCE = 16, 1e-3
+"""Tokens per query in the first working set, and the smallest tolerance for the nuclear norm."""
 
 
-def null(sight: SingleHeadInputs, options: HeadReportOptions, rank: int, sharpest: int | None = None) -> Null:
-    """Random matrices of the rank that heads of this shape have, at what they select themselves, on the same inputs.
+def null_alignments(
+    inputs: SingleHeadInputs, options: HeadReportOptions, rank: int, sharpest: int | None = None
+) -> Null:
+    """Random matrices of the rank of such heads, each separated at its own selections, on the same inputs.
 
-    Where a head is looked at where it is sharp, so are they: of all queries each at so many that it is ``sharpest`` in.
+    ``sharpest`` limits each to this many queries, those with its largest weights, to match a report on sharp queries.
     """
     cosines, efficiencies = [], []
     for number in range(options.null):
-        W = random_like(sight.W, rank, options.seed + number)
-        logits = sight.logits(W * (sight.W.norm() / W.norm()))
-        clear = untied(logits)
+        W = random_like(inputs.W, rank, options.seed + number)
+        logits = inputs.logits(W * (inputs.W.norm() / W.norm()))
+        clear = untied_queries(logits)
         if sharpest is not None:
             clear = clear[logits[clear].softmax(1).amax(1).topk(min(sharpest, len(clear))).indices]
-        found = separate(sight.at(clear), logits[clear], options) if len(clear) else None
-        if found is not None and found.feasible:
-            cosines.append(cosine_of(W, found.W))
-            efficiencies.append(efficiency(W, found).high)
-    made = (torch.tensor(each, dtype=torch.float64) for each in (cosines, efficiencies))
-    return Null(*made, left_out=options.null - len(cosines))
+        separation = separate(inputs.at(clear), logits[clear], options) if len(clear) else None
+        if separation is not None and separation.feasible:
+            cosines.append(cosine_of(W, separation.W))
+            efficiencies.append(efficiency(W, separation).high)
+    tensors = (torch.tensor(numbers, dtype=torch.float64) for numbers in (cosines, efficiencies))
+    return Null(*tensors, left_out=options.null - len(cosines))
 
 
-def _mixture(sight: SingleHeadInputs, weights: Float[Tensor, "c m"], options: HeadReportOptions) -> TwoParts | None:
-    """Where queries select several tokens: the direction that masks the others, and the part that mixes them."""
+def _mixture(inputs: SingleHeadInputs, weights: Float[Tensor, "c m"], options: HeadReportOptions) -> TwoParts | None:
+    """The generalised separation, if it is asked for and some query selects several tokens."""
     several = bool(((weights >= options.selected).sum(1) > 1).any())
     if not options.mixtures or not several:
         return None
     return fit_generalised(
-        sight.x, sight.z, weights, selected=options.selected, masked=options.masked, sequence=sight.sequence,
-        hidden=sight.hidden, tolerance=options.tolerance, epochs=options.epochs,
+        inputs.x, inputs.z, weights, selected=options.selected, masked=options.masked, sequence=inputs.sequence,
+        hidden=inputs.hidden, tolerance=options.tolerance, epochs=options.epochs,
     )  # fmt: skip
 
 
-def _optimality(sight: SingleHeadInputs, found: Separation) -> Optimality | None:
-    """Selected tokens beside those that hold the margin up, by what a loss thinks of them."""
-    if sight.scores is None or not found.feasible:
+def _optimality(inputs: SingleHeadInputs, separation: Separation) -> Optimality | None:
+    """Compare the first-order scores of selected tokens with those of their support tokens."""
+    if inputs.scores is None or not separation.feasible:
         return None
-    scores = sight.scores.masked_fill(sight.hidden, -torch.inf)
-    own = scores.gather(1, found.problem.chosen.unsqueeze(1))
-    better = (scores > own) & found.support
+    scores = inputs.scores.masked_fill(inputs.hidden, -torch.inf)
+    own = scores.gather(1, separation.problem.chosen.unsqueeze(1))
+    better = (scores > own) & separation.support
     return Optimality(
         int(better.sum()), int(better.any(1).sum()), float((own.squeeze(1) >= scores.amax(1)).double().mean())
     )

@@ -1,4 +1,4 @@
-r"""What is found of one head: what it selects, what separates that, and how the head's own matrix stands beside it."""
+r"""The report on one head: its selections, the matrix that separates them, and how the head's own matrix compares."""
 
 import math
 from dataclasses import dataclass
@@ -20,11 +20,10 @@ from .saturation import Saturation
 class HeadReportOptions:
     """How a report is made.
 
-    ``queries`` are chosen by chance (``seed``) where there are more, of those whose largest weight is ``above`` some
-    number. ``nuclear`` also solves for the nuclear norm,
-    ``mixtures`` for several selected tokens a query; ``null`` is how many random matrices are held beside. A token of
-    weight ``selected`` or more is selected, one of ``masked`` or less masked. A search ends at its ``tolerance``, or
-    after so many ``epochs``: what it then knows is between two bounds.
+    ``queries`` is the number of queries, sampled with ``seed`` from those whose largest weight is larger than
+    ``above``. ``nuclear`` also solves in the nuclear norm, ``mixtures`` for several selected tokens per query; ``null``
+    is the number of random matrices to compare with. A token of weight ``selected`` or more is selected, one of
+    ``masked`` or less is masked. A search ends at its ``tolerance`` or after ``epochs``; then its results are bounds.
     """
 
     queries: int = 256
@@ -54,7 +53,7 @@ class HeadReportOptions:
 
 
 class SupportToken(NamedTuple):
-    """A token that a query is held apart from: the place of both, the multiplier, and its share of all."""
+    """A token that supports the margin of a query: the position of both, its multiplier, and its share of the sum."""
 
     sequence: int
     query: int
@@ -78,8 +77,10 @@ class Optimality(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadReport:
-    """One head. ``tied`` queries have no one best token and are left out. ``found`` and ``low`` are None where no
-    matrix separates the tokens, which ``separation`` then proves, or where none was found in time.
+    """The report on one head. ``tied`` is the number of queries without a unique best token, which are left out.
+
+    ``found`` and ``low`` compare the head's matrix with the separating one, in the Frobenius and in the nuclear norm.
+    They are None where no matrix separates the tokens, which ``separation`` then proves, or none was found in time.
     """
 
     sight: SingleHeadInputs
@@ -97,12 +98,12 @@ class HeadReport:
 
     @property
     def head(self) -> int:
-        """Its number in the layer."""
+        """The head's number in the layer."""
         return self.sight.head
 
     @property
     def W(self) -> Float[Tensor, "x z"]:
-        """Its query-key matrix: the logit of token x for query z is xᵀWz."""
+        """The head's query-key matrix: the logit of token x for query z is xᵀWz."""
         return self.sight.W
 
     @property
@@ -112,61 +113,61 @@ class HeadReport:
 
     @cached_property
     def margins(self) -> Float[Tensor, " r"]:
-        """By how much selected tokens score above the others, over all queries and tokens, the smallest first."""
-        found = self.separation.problem.margins(self.W)
-        return found[found.isfinite()].sort().values
+        """The margins of selected tokens over the others, for all queries and tokens, the smallest first."""
+        margins = self.separation.problem.margins(self.W)
+        return margins[margins.isfinite()].sort().values
 
     @cached_property
     def spectra(self) -> dict[str, Spectrum]:
-        """Singular values of the head's own matrix, and of those that separate."""
-        known = {"own": self.W}
-        known |= {} if self.found is None else {"frobenius": self.separation.W}
-        known |= {} if self.low is None or self.nuclear is None else {"nuclear": self.nuclear.W}
-        return {name: Spectrum.of(W) for name, W in known.items()}
+        """Singular values of the head's own matrix and of the separating matrices."""
+        matrices = {"own": self.W}
+        matrices |= {} if self.found is None else {"frobenius": self.separation.W}
+        matrices |= {} if self.low is None or self.nuclear is None else {"nuclear": self.nuclear.W}
+        return {name: Spectrum.of(W) for name, W in matrices.items()}
 
     @property
     def above_null(self) -> float:
-        """The cosine less that of random matrices."""
+        """The cosine minus the mean cosine of random matrices."""
         return math.nan if self.found is None else self.found.cosine - self.null.cosine
 
     def support(self, k: int | None = None) -> list[SupportToken]:
-        """The tokens that hold the margin up, the largest multiplier first."""
+        """The tokens that support the margin, the largest multiplier first."""
         if self.found is None:
             return []
         table = self.separation.multipliers
         at = (table > 0).nonzero()
         order = table[at[:, 0], at[:, 1]].argsort(descending=True, stable=True)[:k]
-        total, sight = float(table.sum()), self.sight
+        total, inputs = float(table.sum()), self.sight
         return [
             SupportToken(
-                int(sight.sequence[i]), int(sight.place[i]), int(t), float(table[i, t]), float(table[i, t]) / total
+                int(inputs.sequence[i]), int(inputs.place[i]), int(t), float(table[i, t]), float(table[i, t]) / total
             )
             for i, t in at[order].tolist()
         ]
 
     def by_place(self) -> Float[Tensor, " m"]:
-        """What tokens of each place hold of the margin: shares of all multipliers."""
+        """The share of all multipliers at each position of the sequence."""
         table = self._held
         return table.sum(0) / table.sum().clamp(min=1e-300)
 
     def by_item(self) -> dict[int, float]:
-        """The same for what stands there (a word, a byte), the largest first; if the report was told ``items``."""
+        """The share of all multipliers for each item (a word, a byte), the largest first; needs ``items=``."""
         if self.items is None:
-            raise QueryError("this report does not know what its tokens stand for: give report(…, items=…).")
+            raise QueryError("this report has no items for its tokens: give report(…, items=…).")
         table = self._held
         items = self.items[self.sight.sequence]
         totals: dict[int, float] = {}
         for i, t in table.nonzero().tolist():
             totals[int(items[i, t])] = totals.get(int(items[i, t]), 0.0) + float(table[i, t] / table.sum())
-        return dict(sorted(totals.items(), key=lambda each: -each[1]))
+        return dict(sorted(totals.items(), key=lambda pair: -pair[1]))
 
     @property
     def _held(self) -> Float[Tensor, "c m"]:
-        """The multipliers; zeros where nothing separates."""
+        """The multipliers; zeros where no matrix separates the tokens."""
         return self.separation.multipliers.clamp(min=0) * (self.found is not None)
 
     def row(self) -> dict[str, Any]:
-        """What a table has of it."""
+        """The head's row in a table, by column."""
         none, own = math.nan, self.spectra["own"]
         return {
             "head": self.head,

@@ -1,10 +1,10 @@
-r"""What the heads of an attention layer see: queries, keys, who sees whom, and the matrix that scores them.
+r"""The inputs of attention heads: queries, keys, masks, and the matrix that scores tokens.
 
 .. math:: \text{logit} = x^\top W z,\qquad W = s\,W_K^\top [W_Q\; b_Q],\quad z \to (z, 1)
 
-in the space of the tokens that the layer is given, where one matrix a head scores them all. A key's bias adds the same
-to all logits of a query and cancels. Where something else shapes queries and keys (rotary positions, normalisation,
-pooling, convolution), the layer is seen in the space of its heads, with keys as tokens and :math:`W = s\,I`.
+in the space of the layer's input tokens, where one matrix per head scores all of them. A key's bias adds the same
+number to all logits of a query and cancels. Where queries and keys are not plain projections of the tokens (rotary
+positions, normalisation, pooling, convolution), the head's own space is used, with keys as tokens and :math:`W = s\,I`.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +21,9 @@ Space = Literal["model", "head"]
 
 @dataclass(frozen=True)
 class HeadProjection:
-    """What makes the queries, or the keys, of each head. ``module`` is the layer inside that has it, from row ``first``
-    on, where so many heads have each row ``shared``.
+    """The projection that makes the queries, or the keys, of each head.
+
+    ``module`` is the linear layer that contains it, from row ``first`` on; ``shared`` is how many heads use each row.
     """
 
     weight: Float[Tensor, "H d D"]
@@ -34,7 +35,7 @@ class HeadProjection:
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """What a layer is given, and how it makes queries of some and keys of others."""
+    """The input tokens of a layer, z for queries and x for keys, and the projections that it applies to them."""
 
     z: Float[Tensor, "b n Z"]
     x: Float[Tensor, "b m X"]
@@ -44,10 +45,10 @@ class LayerTokens:
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """Some heads in one call of a layer. Their logits are ``scale`` · q·k.
+    """Several heads in one call of a layer. Their logits are ``scale`` · q·k.
 
-    ``asked`` are the queries that are there, ``tokens`` what queries and keys are made of where that is a matrix each,
-    ``gradient`` that of a loss at the outputs of the heads.
+    ``present`` is True at queries that are not padding. ``tokens`` has the layer's input where queries and keys are
+    plain projections of it. ``gradient`` is that of a loss at the outputs of the heads.
     """
 
     heads: tuple[int, ...]
@@ -55,33 +56,33 @@ class HeadInputs:
     k: Float[Tensor, "b h m d"]
     scale: float
     hidden: Bool[Tensor, "b h n m"]
-    asked: Bool[Tensor, "b n"]
+    present: Bool[Tensor, "b n"]
     values: Float[Tensor, "b h m e"] | None = None
     tokens: LayerTokens | None = None
     gradient: Float[Tensor, "b h n e"] | None = None
 
     @property
     def space(self) -> Space:
-        """Where these heads are one matrix."""
+        """The space in which one matrix gives the logits: the model's tokens, or the heads' own keys."""
         return "head" if self.tokens is None else "model"
 
     def head(
         self, number: int, chosen: Int[Tensor, "c 2"] | None = None, space: Space | None = None
     ) -> "SingleHeadInputs":
-        """One head at some queries, each given by its sequence and place; at all that there are by default."""
+        """One head at the ``chosen`` queries, pairs of sequence and position; by default at all that can choose."""
         at = self.heads.index(number)
-        chosen = self.choices() if chosen is None else chosen
+        chosen = self.selectable_queries() if chosen is None else chosen
         sequence, place = chosen.unbind(1)
         if space == "model" and self.tokens is None:
             raise QueryError(
-                f"head {number} is no matrix of the model's tokens that can be seen: something shapes its queries or "
-                "keys behind their projections (rotary positions, a normalisation, pooling, another order). Look at it "
-                "with space='head'."
+                f"the logits of head {number} do not come from one matrix of the model's tokens: its queries or keys "
+                "are changed after their projections (rotary positions, a normalisation, pooling, another order). Use "
+                "space='head'."
             )
         if self.tokens is None or space == "head":
             x, z, W = self.k[:, at], self.q[sequence, at, place], self.scale * torch.eye(self.k.shape[-1]).double()
         else:
-            x, z, W = self.tokens.x, self.tokens.z[sequence, place], matrix(self.tokens, number, self.scale)
+            x, z, W = self.tokens.x, self.tokens.z[sequence, place], query_key_matrix(self.tokens, number, self.scale)
             z = z if self.tokens.query.bias is None else torch.cat([z, torch.ones_like(z[:, :1])], 1)
         scores = None
         tokens = self.tokens if (space or self.space) == "model" else None
@@ -90,29 +91,29 @@ class HeadInputs:
         hidden = self.hidden[sequence, at, place]
         return SingleHeadInputs(number, x, z, sequence, place, hidden, W, self.scale, tokens, scores)
 
-    def choices(
+    def selectable_queries(
         self, count: int | None = None, seed: int = 0, head: int | None = None, above: float = 0.0
     ) -> Int[Tensor, "c 2"]:
-        """Queries that have something to choose from: all of them, or so many by chance, in their order.
+        """Queries that see more than one token: all of them, or a random sample of ``count``, in order.
 
-        Of one head only those whose largest weight is ``above`` a number.
+        With a ``head``, only those whose largest weight in that head is larger than ``above``.
         """
-        seen = (~self.hidden).sum(-1).amin(1)
-        found = (self.asked & (seen > 1)).nonzero()
-        if above and head is not None and len(found):
-            found = found[self.head(head, found, "head").logits().softmax(1).amax(1) > above]
-        if count is None or len(found) <= count:
-            return found
-        some = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))[:count]
-        return found[some.sort().values]
+        visible = (~self.hidden).sum(-1).amin(1)
+        places = (self.present & (visible > 1)).nonzero()
+        if above and head is not None and len(places):
+            places = places[self.head(head, places, "head").logits().softmax(1).amax(1) > above]
+        if count is None or len(places) <= count:
+            return places
+        sample = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:count]
+        return places[sample.sort().values]
 
 
 @dataclass(frozen=True)
 class SingleHeadInputs:
-    """One head at some queries: logits are xᵀWz over the tokens of the query's sequence that are not hidden.
+    """One head at several queries: the logits are xᵀWz over the tokens of the query's sequence that are not hidden.
 
-    ``tokens`` is what W is made of, where the head is seen in the model's space. ``scores`` say how much a loss would
-    fall if a token got more weight, as far as its gradient tells.
+    ``tokens`` has the projections that W is made of, in the model's space. ``scores`` are first-order: how fast a loss
+    falls as a token's weight grows.
     """
 
     head: int
@@ -128,25 +129,25 @@ class SingleHeadInputs:
 
     @property
     def space(self) -> Space:
-        """Whose tokens these are: the model's, or keys of the head itself."""
+        """Whether x are the model's tokens or the head's own keys."""
         return "head" if self.tokens is None else "model"
 
     def at(self, queries: Int[Tensor, " u"]) -> "SingleHeadInputs":
-        """The same head at some of these queries."""
+        """The same head at a selection of its queries."""
         names = ("z", "sequence", "place", "hidden") + (() if self.scores is None else ("scores",))
         return replace(self, **{name: getattr(self, name)[queries] for name in names})
 
     def logits(self, W: Float[Tensor, "X Z"] | None = None) -> Float[Tensor, "c m"]:
-        """What a matrix (None: the head's own) scores the tokens; −∞ where they are hidden."""
+        """The logits that a matrix (None: the head's own) gives the tokens; −∞ where they are hidden."""
         at = self.z @ (self.W if W is None else W).mT
-        found = torch.empty(self.hidden.shape, dtype=at.dtype)
-        for some in torch.arange(len(at)).split(max(1, (1 << 24) // self.x[0].numel())):
-            found[some] = torch.einsum("cmx,cx->cm", self.x[self.sequence[some]], at[some])
-        return found.masked_fill(self.hidden, -torch.inf)
+        logits = torch.empty(self.hidden.shape, dtype=at.dtype)
+        for rows in torch.arange(len(at)).split(max(1, (1 << 24) // self.x[0].numel())):
+            logits[rows] = torch.einsum("cmx,cx->cm", self.x[self.sequence[rows]], at[rows])
+        return logits.masked_fill(self.hidden, -torch.inf)
 
 
-def matrix(tokens: LayerTokens, head: int, scale: float) -> Float[Tensor, "X Z"]:
-    """W of one head: what its logits are made with, but for what is the same for all tokens of a query."""
+def query_key_matrix(tokens: LayerTokens, head: int, scale: float) -> Float[Tensor, "X Z"]:
+    """W of one head. Its logits are exact up to a constant for each query, which the key's bias adds."""
     query = tokens.query.weight[head]
     if tokens.query.bias is not None:
         query = torch.cat([query, tokens.query.bias[head].unsqueeze(1)], 1)

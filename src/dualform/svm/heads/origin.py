@@ -1,10 +1,10 @@
-r"""Which training examples built the direction that a head separates tokens by.
+r"""Which training examples built the direction along which a head separates tokens.
 
 .. math:: \langle W, D\rangle = \langle W_Q, s W_K D\rangle = \langle W_K, s W_Q D^\top\rangle,\qquad W = s W_K^\top W_Q
 
-With D the separating matrix, scaled to norm 1, this is how far the head's own matrix goes along it. It is linear in the
-projection that makes queries, and in the one that makes keys. Both are recorded, so it is an exact sum over what they
-were trained on: once through the queries, once through the keys, each of which sums to the whole.
+With D the separating matrix, scaled to norm 1, this is the component of the head's own matrix along D. It is linear in
+the query projection and in the key projection. Both are recorded, so it is an exact sum over their training examples:
+once through the queries and once through the keys, and each of the two sums is the whole.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from .head_inputs import HeadProjection, SingleHeadInputs
 
 
 class DirectionGroup(NamedTuple):
-    """A group of training visits, and what it put into ⟨W, D⟩ through the queries and through the keys."""
+    """A group of training visits, with its contribution to ⟨W, D⟩ through the queries and through the keys."""
 
     name: Any
     queries: float
@@ -32,15 +32,15 @@ class DirectionGroup(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Of both ways; over all groups and the beginning these sum to ⟨W, D⟩."""
+        """The mean of both contributions. Over all groups, plus the initial weights, these sum to ⟨W, D⟩."""
         return (self.queries + self.keys) / 2
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How far a head's matrix goes along a direction, and two spotlights on that number.
+    """The component of a head's matrix along a direction, and two spotlights on that number.
 
-    ``queries`` and ``keys`` answer as any spotlight does: ``origin.queries.top(5, layer=origin.queries.layer)``.
+    ``queries`` and ``keys`` are used like any spotlight: ``origin.queries.top(5, layer=origin.queries.layer)``.
     """
 
     total: float
@@ -48,14 +48,16 @@ class Origin:
     keys: LinearFunctional
 
     def by(self, column: str = "index", *, progress: Progress = True) -> "GroupedDirection":
-        """What each group of a column put into it, both ways."""
-        ways = [each.by(column, layer=each.layer, progress=progress) for each in (self.queries, self.keys)]
+        """The contribution of each group of a column, through the queries and through the keys."""
+        ways = [
+            functional.by(column, layer=functional.layer, progress=progress) for functional in (self.queries, self.keys)
+        ]
         return GroupedDirection(self.total, *ways)
 
 
 @dataclass(frozen=True)
 class GroupedDirection:
-    """Parts of ⟨W, D⟩ by groups. Each way sums to the whole, with what was left of the first weights."""
+    """Parts of ⟨W, D⟩ by group. Those of ``queries`` and of ``keys`` each sum to ⟨W, D⟩, with the initial weights."""
 
     total: float
     queries: Groups
@@ -65,50 +67,54 @@ class GroupedDirection:
         return len(self.queries.names)
 
     def __iter__(self) -> Iterator[DirectionGroup]:
-        """Group by group."""
-        values = ((each.values + each.bias)[0].tolist() for each in (self.queries, self.keys) if each.bias is not None)
+        """Iterate over the groups."""
+        values = (
+            (groups.values + groups.bias)[0].tolist() for groups in (self.queries, self.keys) if groups.bias is not None
+        )
         return (DirectionGroup(*line) for line in zip(self.queries.names, *values, strict=True))
 
     def largest(self, k: int = 10) -> list[DirectionGroup]:
-        """The groups that put most into it."""
-        return sorted(self, key=lambda each: -each.mean)[:k]
+        """The k groups with the largest mean contribution."""
+        return sorted(self, key=lambda group: -group.mean)[:k]
 
     @property
     def initial(self) -> float:
-        """What the first weights still have in it, mean of both ways."""
+        """The contribution that is left of the initial weights, mean of both sums."""
         assert self.queries.initial is not None and self.keys.initial is not None
         return float(self.queries.initial[0] + self.keys.initial[0]) / 2
 
     def to_pandas(self) -> Any:
-        """One line a group."""
+        """A table with one row for each group."""
         pd = require("pandas", "pandas")
-        return pd.DataFrame([{**each._asdict(), "mean": each.mean} for each in self])
+        return pd.DataFrame([{**group._asdict(), "mean": group.mean} for group in self])
 
 
 def origin(memory: Memory, layer: str, head: HeadReport, norm: Literal["frobenius", "nuclear"] = "frobenius") -> Origin:
-    """Where the direction of a head comes from: a report on layer ``layer``, made with the memory's weights."""
-    found = head.separation if norm == "frobenius" else head.nuclear
-    if found is None or not found.feasible:
-        raise QueryError(f"head {head.head} has no separating matrix in the {norm} norm to look for the origin of.")
-    sight = head.sight
-    if sight.tokens is None:
+    """The origin of a head's direction, from its report on ``layer``, which was made with the memory's weights."""
+    separation = head.separation if norm == "frobenius" else head.nuclear
+    if separation is None or not separation.feasible:
         raise QueryError(
-            f"head {head.head} of '{layer}' was seen in its own space, where its matrix is not made of weights."
+            f"head {head.head} has no separating matrix in the {norm} norm, so there is no origin to find."
         )
-    D = found.W / found.W.norm()
-    key, query, scale = sight.tokens.key, sight.tokens.query, sight.scale
-    A, whole = scale * key.weight[head.head] @ D, query.weight[head.head]
+    inputs = head.sight
+    if inputs.tokens is None:
+        raise QueryError(
+            f"head {head.head} of '{layer}' was reported on in its own space, where its matrix is not made of weights."
+        )
+    D = separation.W / separation.W.norm()
+    key, query, scale = inputs.tokens.key, inputs.tokens.query, inputs.scale
+    A, query_rows = scale * key.weight[head.head] @ D, query.weight[head.head]
     a = None
     if query.bias is not None:
-        A, a, whole = A[:, :-1], A[:, -1], torch.cat([whole, query.bias[head.head].unsqueeze(1)], 1)
-    total = float((sight.W * D).sum())
+        A, a, query_rows = A[:, :-1], A[:, -1], torch.cat([query_rows, query.bias[head.head].unsqueeze(1)], 1)
+    total = float((inputs.W * D).sum())
     ways = Origin(
         total,
-        _along(memory, layer, query, sight, A, a),
-        _along(memory, layer, key, sight, scale * whole @ D.mT, None),
+        _functional_of(memory, layer, query, inputs, A, a),
+        _functional_of(memory, layer, key, inputs, scale * query_rows @ D.mT, None),
     )
-    apart = max(abs(each.total - total) for each in (ways.queries, ways.keys))
-    if apart > ALIKE * float(sight.W.norm()):
+    apart = max(abs(functional.total - total) for functional in (ways.queries, ways.keys))
+    if apart > AGREEMENT * float(inputs.W.norm()):
         raise ModelMismatch(
             f"the report on head {head.head} of '{layer}' was made with other weights than this memory's at step "
             f"{memory.step} (⟨W, D⟩ is {total:.4g} and {ways.queries.total:.4g}). Ask memory.at(step), without a mask."
@@ -116,36 +122,36 @@ def origin(memory: Memory, layer: str, head: HeadReport, norm: Literal["frobeniu
     return ways
 
 
-ALIKE = 1e-3
-"""How far a memory's ⟨W, D⟩ may be from the report's, beside the norm of W."""
+AGREEMENT = 1e-3
+"""How far a memory's ⟨W, D⟩ may be from the report's, relative to the norm of W."""
 
 
-def source_of(memory: Memory, layer: str, of: HeadProjection) -> str:
-    """What a projection is called in a memory: by its name in the model, or inside its layer."""
-    return of.module if of.module in memory.layers or not layer else f"{layer}.{of.module}"
+def source_of(memory: Memory, layer: str, projection: HeadProjection) -> str:
+    """The layer name of a projection in a memory, which is its path in the model or inside the attention layer."""
+    return projection.module if projection.module in memory.layers or not layer else f"{layer}.{projection.module}"
 
 
-def _along(
+def _functional_of(
     memory: Memory,
     layer: str,
-    of: HeadProjection,
-    sight: SingleHeadInputs,
+    projection: HeadProjection,
+    inputs: SingleHeadInputs,
     A: Float[Tensor, "d i"],
     a: Float[Tensor, " d"] | None,
 ) -> LinearFunctional:
-    """⟨W, A⟩ of the rows that one head has in a recorded projection."""
-    name = source_of(memory, layer, of)
+    """The functional ⟨W, A⟩ of the rows of one head in a recorded projection."""
+    name = source_of(memory, layer, projection)
     info, _ = memory.store.layer(name)
-    first = of.first + _own_head(of, sight.head) * len(A)
-    whole = torch.zeros(info.d_out, info.d_in, dtype=A.dtype)
-    whole[first : first + len(A)] = A
+    first = projection.first + _own_head(projection, inputs.head) * len(A)
+    matrix = torch.zeros(info.d_out, info.d_in, dtype=A.dtype)
+    matrix[first : first + len(A)] = A
     bias = None
     if a is not None:
         bias = torch.zeros(info.d_out, dtype=A.dtype)
         bias[first : first + len(A)] = a
-    return LinearFunctional(memory, name, whole, bias)
+    return LinearFunctional(memory, name, matrix, bias)
 
 
-def _own_head(of: HeadProjection, head: int) -> int:
-    """Which of the projection's own heads this one has: several may share one."""
-    return head // of.shared
+def _own_head(projection: HeadProjection, head: int) -> int:
+    """The index of the projection's head that this head uses; several heads may share one."""
+    return head // projection.shared

@@ -1,9 +1,9 @@
-r"""What each head of an attention layer separates, by what margin, and which tokens hold the margin up.
+r"""Reports on attention layers: what each head separates, by which margin, and which tokens support the margin.
 
 A head selects a token for every query. ``report`` solves for the matrix that separates the selected tokens from the
-others by the largest margin, and sets the head's own matrix beside it (Tarzanagh et al. 2023, arXiv 2308.16898). The
-theory is about one layer with a fixed head whose attention is saturated; for all others this is a way to look at them,
-and the numbers to read it by (saturation, random matrices, gaps) stand beside each answer.
+others by the largest margin, and compares the head's own matrix with it (Tarzanagh et al. 2023, arXiv 2308.16898). The
+theory is about one layer with a fixed output head and saturated attention; for all others this is a diagnostic, and the
+numbers that qualify it (saturation, random matrices, gaps) come with each answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from dualform.errors import QueryError, SizeError, require
 from dualform.progress import Progress, bar
 
 from .attention_calls import LossOfOutput, look
-from .chance import examine, null
+from .chance import null_alignments, report_on_head
 from .head_findings import HeadReport, HeadReportOptions
 from .head_inputs import HeadInputs
 from .report_text import COLUMNS, LEGEND, as_table, cells, heads_html
@@ -33,7 +33,7 @@ class Report:
     options: HeadReportOptions
     heads: tuple[HeadReport, ...]
     without: tuple[int, ...] = ()
-    """Heads that have no query to look at."""
+    """Heads that have no query to report on."""
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -43,14 +43,16 @@ class Report:
 
     def __getitem__(self, head: int) -> HeadReport:
         """The report on one head, by its number in the layer."""
-        for each in self.heads:
-            if each.head == head:
-                return each
+        for head_report in self.heads:
+            if head_report.head == head:
+                return head_report
         none = f" Heads {list(self.without)} have no query above {self.options.above}." if self.without else ""
-        raise QueryError(f"no head {head} is in this report: there are {[each.head for each in self.heads]}.{none}")
+        raise QueryError(f"this report has no head {head}; it has {[report.head for report in self.heads]}.{none}")
 
     def __str__(self) -> str:
-        return "\n".join([self.heading, as_table([COLUMNS, *(cells(each) for each in self.heads)]), LEGEND])
+        return "\n".join(
+            [self.heading, as_table([COLUMNS, *(cells(head_report) for head_report in self.heads)]), LEGEND]
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -59,15 +61,17 @@ class Report:
     @property
     def heading(self) -> str:
         """What was looked at, in a sentence."""
-        o, counts = self.options, sorted({len(each.selected) for each in self.heads})
-        some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        some += " queries" + (f" with a weight above {o.above}" if o.above else "")
-        return f"{self.layer}: {len(self)} heads at {some}, in the {self.heads[0].sight.space}'s space (seed {o.seed})"
+        o, counts = self.options, sorted({len(head_report.selected) for head_report in self.heads})
+        sample = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        sample += " queries" + (f" with a weight above {o.above}" if o.above else "")
+        return (
+            f"{self.layer}: {len(self)} heads at {sample}, in the {self.heads[0].sight.space}'s space (seed {o.seed})"
+        )
 
     def to_pandas(self) -> Any:
         """One line a head."""
         pd = require("pandas", "pandas")
-        return pd.DataFrame([each.row() for each in self.heads])
+        return pd.DataFrame([head_report.row() for head_report in self.heads])
 
 
 def report(
@@ -75,19 +79,23 @@ def report(
     padding: Padding = None, causal: bool = False, heads: Sequence[int] | None = None, start: nn.Module | None = None,
     items: Int[Tensor, "i t"] | None = None, progress: Progress = True, **options: Any,
 ) -> Report:  # fmt: skip
-    """What the heads of a layer separate on some sequences.
+    """Report on the heads of a layer: what they separate on given sequences.
 
     The layer is one of ``dualform.attention``, ``nn.MultiheadAttention``, or any module that is called with ``x`` and
-    calls torch's fused attention. ``start`` is the same layer as it was before training, ``items`` what the tokens
-    stand for; ``options`` are those of ``HeadReportOptions``. ``reports`` does this for all layers of a model at once.
+    calls torch's fused attention. ``start`` is the same layer before training, ``items`` the ids of what the tokens
+    represent; ``options`` are those of ``HeadReportOptions``. ``reports`` does this for all layers of a model.
     """
-    given = _arguments(layer, x, context, padding, causal)
-    seen = look(layer, given)
-    if len(seen) > 1:
-        raise QueryError(f"this {type(layer).__name__} holds several attention layers, {list(seen)}: use svm.reports.")
-    (sights,) = seen.values()
-    begun = None if start is None else next(iter(look(start, given).values()))
-    return of_sights(type(layer).__name__, sights, HeadReportOptions(**options), heads, begun, items, progress)
+    arguments = _call_arguments(layer, x, context, padding, causal)
+    inputs_by_layer = look(layer, arguments)
+    if len(inputs_by_layer) > 1:
+        raise QueryError(
+            f"this {type(layer).__name__} holds several attention layers, {list(inputs_by_layer)}: use svm.reports."
+        )
+    (head_groups,) = inputs_by_layer.values()
+    begun = None if start is None else next(iter(look(start, arguments).values()))
+    return report_on_layer(
+        type(layer).__name__, head_groups, HeadReportOptions(**options), heads, begun, items, progress
+    )
 
 
 def reports(
@@ -105,24 +113,29 @@ def reports(
 ) -> dict[str, Report]:
     """A report on each attention layer of a model, by its name, from one forward pass over some inputs.
 
-    ``weights`` stand in for the model's own, ``start`` are those before training. With a ``loss``, a function of the
-    model's output, it also says whether the selected tokens are those that lower it most.
+    ``weights`` replace the model's own, ``start`` are those before training. With a ``loss``, a function of the model's
+    output, the reports also tell whether the selected tokens are those that lower it most.
     """
-    sights = look(model, inputs, layers=layers, loss=loss, weights=weights)
+    inputs_by_layer = look(model, inputs, layers=layers, loss=loss, weights=weights)
     begun = look(model, inputs, layers=layers, weights=start) if start is not None else {}
-    made = HeadReportOptions(**options)
-    return {name: of_sights(name, each, made, heads, begun.get(name), items, progress) for name, each in sights.items()}
+    report_options = HeadReportOptions(**options)
+    return {
+        name: report_on_layer(name, head_groups, report_options, heads, begun.get(name), items, progress)
+        for name, head_groups in inputs_by_layer.items()
+    }
 
 
-def _arguments(layer: nn.Module, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Any:
-    """What a layer is called with: ours, torch's, or any other's first argument."""
+def _call_arguments(layer: nn.Module, x: Tensor, context: Tensor | None, padding: Padding, causal: bool) -> Any:
+    """The arguments to call a layer with: ours and torch's by name, any other module with ``x`` alone."""
     if isinstance(layer, nn.MultiheadAttention):
-        other, mask = x if context is None else context, None
+        attended, mask = x if context is None else context, None
         if causal:
-            mask = torch.ones(x.shape[1], other.shape[1], dtype=torch.bool).triu(1)
+            mask = torch.ones(x.shape[1], attended.shape[1], dtype=torch.bool).triu(1)
         if not layer.batch_first:
-            x, other = (x.transpose(0, 1), other.transpose(0, 1)) if other is not x else (x.transpose(0, 1),) * 2
-        return {"query": x, "key": other, "value": other, "key_padding_mask": padding, "attn_mask": mask}
+            x, attended = (
+                (x.transpose(0, 1), attended.transpose(0, 1)) if attended is not x else (x.transpose(0, 1),) * 2
+            )
+        return {"query": x, "key": attended, "value": attended, "key_padding_mask": padding, "attn_mask": mask}
     if not hasattr(layer, "expansions"):
         if context is not None or padding is not None or causal:
             raise QueryError(
@@ -133,47 +146,49 @@ def _arguments(layer: nn.Module, x: Tensor, context: Tensor | None, padding: Pad
     return {"x": x, "context": context, "padding": padding, "causal": causal}
 
 
-def of_sights(
+def report_on_layer(
     name: str,
-    sights: Sequence[HeadInputs],
+    head_groups: Sequence[HeadInputs],
     options: HeadReportOptions,
     heads: Sequence[int] | None,
     begun: Sequence[HeadInputs] | None,
     items: Int[Tensor, "i t"] | None,
     progress: Progress,
 ) -> Report:
-    """A report on what the heads of a layer saw in one call; all heads at the same queries."""
-    of = {head: sight for sight in sights for head in sight.heads}
-    before = {head: sight for sight in begun or () for head in sight.heads}
-    wanted = sorted(of) if heads is None else list(heads)
-    unknown = [head for head in wanted if head not in of]
+    """Report on the heads of a layer from their inputs in one call; all heads at the same queries."""
+    inputs_of = {head: group for group in head_groups for head in group.heads}
+    before = {head: head_group for head_group in begun or () for head in head_group.heads}
+    wanted = sorted(inputs_of) if heads is None else list(heads)
+    unknown = [head for head in wanted if head not in inputs_of]
     if unknown or not wanted:
-        raise QueryError(f"'{name}' has no head {unknown[0] if unknown else 'in []'}: it has {sorted(of)}.")
-    fits = {head: items is not None and tuple(items.shape) == tuple(of[head].k.shape[::2]) for head in wanted}
+        raise QueryError(f"'{name}' has no head {unknown[0] if unknown else 'in []'}: it has {sorted(inputs_of)}.")
+    fits = {head: items is not None and tuple(items.shape) == tuple(inputs_of[head].k.shape[::2]) for head in wanted}
     if items is not None and not any(fits.values()):  # heads that pool tokens have other keys
-        shapes = sorted({tuple(of[head].k.shape[::2]) for head in wanted})
+        shapes = sorted({tuple(inputs_of[head].k.shape[::2]) for head in wanted})
         raise SizeError(f"items= are (sequences, tokens): {tuple(items.shape)} is none of {shapes}.")
-    made, without, chance, shared = [], [], None, torch.empty(0)
+    head_reports, without, chance, shared = [], [], None, torch.empty(0)
     with bar(f"heads of {name}", len(wanted), progress, worth=2) as watch:
         for head in wanted:
-            sight = of[head]
-            chosen = sight.choices(options.queries, options.seed, head, options.above)
+            head_group = inputs_of[head]
+            chosen = head_group.selectable_queries(options.queries, options.seed, head, options.above)
             if not len(chosen):
                 without.append(head)
                 continue
-            seen = sight.head(head, chosen, options.space)
+            inputs = head_group.head(head, chosen, options.space)
             start = before[head].head(head, chosen, options.space) if before else None
             if options.above:
-                chance = null(sight.head(head, None, options.space), options, sight.k.shape[-1], len(chosen))
-            elif chance is None or seen.space == "head" or not torch.equal(seen.hidden, shared):
-                chance = null(seen, options, sight.k.shape[-1])
-            shared = seen.hidden
-            made.append(examine(seen, options, chance, start, items if fits[head] else None))
+                chance = null_alignments(
+                    head_group.head(head, None, options.space), options, head_group.k.shape[-1], len(chosen)
+                )
+            elif chance is None or inputs.space == "head" or not torch.equal(inputs.hidden, shared):
+                chance = null_alignments(inputs, options, head_group.k.shape[-1])
+            shared = inputs.hidden
+            head_reports.append(report_on_head(inputs, options, chance, start, items if fits[head] else None))
             if watch:
                 watch(1)
-    if not made:
+    if not head_reports:
         raise QueryError(
             f"no query of '{name}' has several tokens to choose from"
             + (f" and a weight above {options.above}." if options.above else ".")
         )
-    return Report(name, options, tuple(made), tuple(without))
+    return Report(name, options, tuple(head_reports), tuple(without))

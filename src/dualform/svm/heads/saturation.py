@@ -1,4 +1,4 @@
-"""How hard attention selects: the theory of separating matrices is about weights that are all on one token."""
+"""How concentrated attention is: the theory of separating matrices assumes that all weight is on one token."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ LEVELS = (0.9, 0.99, 0.999)
 class Saturation:
     """Means over queries: shares from 0 to 1, entropy in nats, tokens as counts.
 
-    ``above`` are the shares of queries with a weight above each of ``LEVELS``, ``entropy_share`` the entropy beside
-    that of equal weights. A token is ``selected`` or masked by the thresholds; ``ambiguous`` is the share of queries
-    with a token that is neither. ``holding`` is how many tokens hold 95 % of the weight.
+    ``above`` are the shares of queries with a weight above each of ``LEVELS``, ``entropy_share`` is the entropy
+    relative to that of equal weights. Thresholds decide whether a token is ``selected`` or masked; ``ambiguous`` is the
+    share of queries with a token that is neither. ``holding`` is the number of tokens that hold 95 % of the weight.
     """
 
     above: tuple[float, float, float]
@@ -28,26 +28,26 @@ class Saturation:
 
     @property
     def hard(self) -> bool:
-        """Whether most queries put 0.99 of their weight on one token: below that the picture is weak."""
+        """Whether most queries put 0.99 of their weight on one token; otherwise the theory says little."""
         return self.above[1] > 0.5
 
 
 def saturation(
     weights: Float[Tensor, "c m"], hidden: Bool[Tensor, "c m"], selected: float, masked: float
 ) -> Saturation:
-    """Of attention weights, one line a query, whose lines sum to 1."""
+    """Measure attention weights, one row for each query; each row sums to 1."""
     largest = weights.amax(1)
     entropy = torch.special.entr(weights).sum(1)
     most = (~hidden).sum(1).clamp(min=2).log()
-    held = weights.sort(1, descending=True).values.cumsum(1)
+    cumulative = weights.sort(1, descending=True).values.cumsum(1)
     unclear = (weights < selected) & (weights > masked) & ~hidden
     return Saturation(
         (_share(largest > LEVELS[0]), _share(largest > LEVELS[1]), _share(largest > LEVELS[2])),
         float(largest.mean()), float(entropy.mean()), float((entropy / most).mean()),
         float((weights >= selected).sum(1).double().mean()), _share(unclear.any(1)),
-        float(((held < 0.95).sum(1) + 1).double().mean()),
+        float(((cumulative < 0.95).sum(1) + 1).double().mean()),
     )  # fmt: skip
 
 
-def _share(of: Bool[Tensor, " c"]) -> float:
-    return float(of.double().mean())
+def _share(mask: Bool[Tensor, " c"]) -> float:
+    return float(mask.double().mean())

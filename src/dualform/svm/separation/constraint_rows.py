@@ -1,12 +1,12 @@
-r"""The constraints of a token selection, as the solvers see them: rows of rank one that are never written out.
+r"""The constraints of a token selection as the solvers need them: rank-one rows that are never formed explicitly.
 
 .. math:: \delta_r^\top W z_{i(r)} \ge b_r\ (\text{or} = b_r),\qquad \delta_r = x_{\text{plus}(r)} - x_{\text{minus}(r)}
 
 .. math:: M(\lambda) = \sum_r \lambda_r\, \delta_r z_{i(r)}^\top,\qquad
     \langle\phi_r, \phi_s\rangle = (z_{i(r)}\cdot z_{i(s)})\,(\delta_r\cdot\delta_s)
 
-A row is three indices and a number. As a vector :math:`\phi_r = \mathrm{vec}(\delta_r z^\top)` it would have d²
-numbers; everything below needs the products of the two inner products only.
+A row is stored as three indices and a number. As a vector :math:`\phi_r = \mathrm{vec}(\delta_r z^\top)` it would have
+d² numbers; everything below only needs the products of the two inner products.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ Array = np.ndarray
 class ConstraintRows:
     """Constraints on W, sorted by their query. ``equal`` rows have multipliers of either sign.
 
-    ``place`` is where a row stands in the table of queries and tokens that it came from.
+    ``place`` is the row's index in the flattened table of queries and tokens.
     """
 
     points: Float[Array, "p x"]
@@ -39,12 +39,12 @@ class ConstraintRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of W."""
+        """The shape of W."""
         return self.points.shape[1], self.queries.shape[1]
 
     @cached_property
     def start(self) -> Int[Array, " m"]:
-        """Where the rows of each query begin, and, last, where they end."""
+        """The index where the rows of each query begin, followed by the number of all rows."""
         return np.searchsorted(self.query, np.arange(len(self.queries) + 1))
 
     @cached_property
@@ -61,11 +61,11 @@ class ConstraintRows:
 
     @cached_property
     def low(self) -> Float[Array, " r"]:
-        """The least multiplier of each row."""
+        """The lower bound of each row's multiplier."""
         return np.where(self.equal, -np.inf, 0.0)
 
     @cached_property
-    def busy(self) -> Int[Array, " b"]:
+    def busy_queries(self) -> Int[Array, " b"]:
         """The queries that have rows."""
         return np.flatnonzero(np.diff(self.start))
 
@@ -84,13 +84,13 @@ class ConstraintRows:
         )  # fmt: skip
 
     def pick(self, rows: Int[Array, " s"]) -> "ConstraintRows":
-        """Some of the rows, in their order."""
+        """A selection of the rows, in the given order."""
         names = ("query", "plus", "minus", "target", "equal", "place")
-        made = replace(self, **{name: getattr(self, name)[rows] for name in names})
-        made.__dict__.update(sizes=self.sizes, curvature=self.curvature[rows], low=self.low[rows])
-        return made
+        picked = replace(self, **{name: getattr(self, name)[rows] for name in names})
+        picked.__dict__.update(sizes=self.sizes, curvature=self.curvature[rows], low=self.low[rows])
+        return picked
 
     def gram(self) -> Float[Array, "r r"]:
-        """All inner products of rows: for as many as fit in a matrix."""
+        """All inner products of rows, as one matrix: only for a moderate number of rows."""
         deltas, at = self.points[self.plus] - self.points[self.minus], self.queries[self.query]
         return (at @ at.T) * (deltas @ deltas.T)

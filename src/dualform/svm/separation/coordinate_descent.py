@@ -1,8 +1,8 @@
 r"""The inner loops of the solvers, compiled by numba where it is installed (extra ``svm``).
 
 Without numba the same functions run as Python, with the same answers, some tens of times slower. Importing this file
-imports numba, so it is imported where a problem is solved. A row r asks :math:`\delta_r^\top W z_i` of its query i,
-with :math:`\delta_r` the difference of two points; it is formed when it is needed and never kept.
+imports numba, so it is only imported where a problem is solved. A row r constrains :math:`\delta_r^\top W z_i` of its
+query i, with :math:`\delta_r` the difference of two points, which is computed when it is needed and never stored.
 """
 
 from typing import Any, no_type_check
@@ -18,16 +18,16 @@ except ImportError:  # pragma: no cover - the environment of the tests has it
     COMPILED = False
 
 SUMS = {"reassoc", "contract", "nsz", "arcp"}
-"""What may be reordered to use vector registers. Infinite bounds stay infinite."""
+"""Fast-math flags that let sums be reordered for vector registers, but keep infinite bounds infinite."""
 
 
 def jit(function: Any) -> Any:
-    """Compile a loop when it is first run, and keep it on disk where that is possible."""
+    """Compile a function at its first call, and cache the result on disk where that is possible."""
     if not COMPILED:
         return function
     try:
         return njit(cache=True, fastmath=SUMS, nogil=True)(function)
-    except RuntimeError:  # there is no folder to keep it in
+    except RuntimeError:  # there is no folder for the cache
         return njit(fastmath=SUMS, nogil=True)(function)
 
 
@@ -77,9 +77,9 @@ else:
 def descent_sweep(
     points, queries, sizes, plus, minus, start, order, curvature, target, low, high, ridge, lam, W, times
 ):
-    """Descend along the rows of each query in turn, a few times, with lam and W = centre + M(lam) changed in place.
+    """Coordinate descent along the rows of each query in turn, ``times`` times; changes lam and W = centre + M(lam).
 
-    A query costs two passes over W, its rows only their own length. ``curvature`` is ‖z‖²‖δ‖² of a row.
+    A query costs two passes over W, a row only its own length. ``curvature`` is ‖z‖²‖δ‖² of a row.
     """
     u, delta, change = np.empty(len(W)), np.empty(len(W)), np.empty(len(W))
     for i in order:

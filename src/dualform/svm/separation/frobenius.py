@@ -3,13 +3,13 @@ r"""Frobenius norm: an ordinary hard-margin SVM through the origin, solved by bl
 .. math:: \max_{\lambda\ge0}\ b^\top\lambda - \tfrac12\|M(\lambda)\|_F^2,\qquad W = M(\lambda) =
     \sum_{it}\lambda_{it}(x_{i,\alpha_i} - x_{it})z_i^\top
 
-The rows of one query share W z, so a sweep costs d² a query and d a row. Every few sweeps the rows that hold nothing up
-are left out (shrinking), those that hold something are solved for together (``faces``), and all margins are looked at:
+The rows of one query share W z, so a sweep costs d² per query and d per row. Every few sweeps the rows that are far
+from active are left out (shrinking), the active ones are solved for together (``faces``), and all margins are computed:
 
 .. math:: \frac{b^\top\lambda}{\|M(\lambda)\|_F} \le \min\|W\|_F \le \frac{\|W\|_F}{\mu(W)},\qquad
     \mu(W) = \min_r \delta_r^\top W z
 
-which ends the search. Soft margin: :math:`\tfrac12\|W\|^2 + C\sum\xi` bounds the multipliers by C, and
+These bounds end the search. Soft margin: :math:`\tfrac12\|W\|^2 + C\sum\xi` bounds the multipliers by C, and
 :math:`C\sum\xi^2` adds 1/(2C) to the diagonal. Reference: Tarzanagh et al. (2023), arXiv 2308.16898.
 """
 
@@ -21,18 +21,18 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from .constraint_rows import Array, ConstraintRows
-from .margin_faces import LARGEST, among_growing, climb, cost, empty_row, proved
+from .margin_faces import LARGEST, checked_proof, newton_on_face, proof_among_growing, proof_by_empty_row, step_cost
 
 SWEEPS = 2
-"""Times that the rows of a query are gone through before the next query has its turn."""
+"""How often descent passes over the rows of a query before it goes to the next query."""
 
-FREE = 1e7
-"""Operations on a face that no sweep has to pay for in each round: where a problem is small, faces end it soonest."""
+FREE_WORK = 1e7
+"""Operations that a round may always spend on a face: small problems are solved fastest that way."""
 
 
 @dataclass(frozen=True)
 class SolverSettings:
-    """How to solve. ``C`` and ``squared`` are the soft margin's, ``working`` how many rows of a query to begin with."""
+    """How to solve. ``C`` and ``squared`` are the soft margin's; ``working`` rows of each query form the first set."""
 
     C: float = math.inf
     squared: bool = False
@@ -45,12 +45,12 @@ class SolverSettings:
 
     @property
     def hard(self) -> bool:
-        """Whether every constraint is to be met."""
+        """Whether every constraint must be met."""
         return math.isinf(self.C)
 
     @property
     def high(self) -> float:
-        """The largest multiplier."""
+        """The upper bound of the multipliers."""
         return math.inf if self.squared else self.C
 
     @property
@@ -61,10 +61,10 @@ class SolverSettings:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """Multipliers, W = M(λ) of them, bounds of the optimum, and the multipliers that prove that there is none.
+    """Multipliers, their W = M(λ), and bounds of the optimum; ``proof`` has the multipliers that prove infeasibility.
 
-    ``residual`` is by how much equalities are missed. The multipliers of a hard margin are scaled so that the smallest
-    margin is 1.
+    ``residual`` is the largest violation of an equality. The multipliers of a hard margin are scaled so that the
+    smallest margin is 1.
     """
 
     multipliers: Float[Array, " r"]
@@ -78,12 +78,12 @@ class SolverResult:
 
     @property
     def gap(self) -> float:
-        """How far the upper bound may be above the optimum, relative to it: 1 where nothing is known."""
+        """1 − lower/upper: how far the upper bound may exceed the optimum; 1 where there is no upper bound."""
         return max(0.0, 1 - self.lower / self.upper) if 0 < self.upper < math.inf else float(self.upper != 0)
 
     @property
     def error(self) -> float:
-        """The gap, or by how much equalities are missed."""
+        """The gap or, if larger, the residual of the equalities."""
         return max(self.gap, self.residual)
 
 
@@ -93,29 +93,29 @@ def solve(
     begin: Float[Array, " r"] | None = None,
     first: Float[Array, " r"] | None = None,
 ) -> SolverResult:
-    """Solve from multipliers to ``begin`` with; ``first`` orders the rows of a working set, the smallest enter it."""
+    """Solve, from the multipliers ``begin`` if given. The rows smallest in ``first`` enter the working set."""
     clock, live, shuffled = time.perf_counter(), rows.curvature > 0, np.random.default_rng(0)
     multipliers = np.zeros(len(rows)) if begin is None else np.where(rows.equal, begin, begin.clip(0, settings.high))
-    if not settings.hard:  # a row of zeros is missed whatever W is, so its multiplier is at its end
+    if not settings.hard:  # a row of zeros is violated by every W, so its multiplier is at its upper bound
         multipliers[~live] = min(settings.high, 1 / settings.ridge if settings.ridge else math.inf)
-    proof = empty_row(rows) if settings.hard else None
-    active = live & (_first(rows, first, settings.working) | rows.equal | (multipliers != 0))
-    best, done, credit, doubt = _measured(rows, multipliers, settings)[0], 0, 0.0, 0
-    while proof is None and not _ended(rows, best, settings, done, time.perf_counter() - clock):
+    proof = proof_by_empty_row(rows) if settings.hard else None
+    active = live & (_smallest_rows(rows, first, settings.working) | rows.equal | (multipliers != 0))
+    best, done, credit, doubt = _bounds_and_margins(rows, multipliers, settings)[0], 0, 0.0, 0
+    while proof is None and not _is_finished(rows, best, settings, done, time.perf_counter() - clock):
         before, more = multipliers, 5 if done < 20 else 10
-        multipliers, proof, credit = _round(rows, active, multipliers, settings, more, credit, shuffled)
+        multipliers, proof, credit = _descent_round(rows, active, multipliers, settings, more, credit, shuffled)
         done += more
-        found, margins = _measured(rows, multipliers, settings)
-        if proof is None and settings.hard and math.isinf(found.upper) and done >= doubt:
-            proof, doubt = among_growing(rows, multipliers - before), 2 * done
-        best = found if found.error <= best.error else best
-        active = live & _next(rows, active, multipliers, margins, settings)
+        measured, margins = _bounds_and_margins(rows, multipliers, settings)
+        if proof is None and settings.hard and math.isinf(measured.upper) and done >= doubt:
+            proof, doubt = proof_among_growing(rows, multipliers - before), 2 * done
+        best = measured if measured.error <= best.error else best
+        active = live & _next_active(rows, active, multipliers, margins, settings)
     if proof is not None:
         best = SolverResult(proof, rows.combine(proof), math.inf, math.inf, proof=proof)
     return replace(best, epochs=done, seconds=time.perf_counter() - clock)
 
 
-def _round(
+def _descent_round(
     rows: ConstraintRows,
     active: Bool[Array, " r"],
     multipliers: Float[Array, " r"],
@@ -124,31 +124,34 @@ def _round(
     credit: float,
     shuffled: np.random.Generator,
 ) -> tuple[Float[Array, " r"], Float[Array, " r"] | None, float]:
-    """Some sweeps over the active rows, then steps on the face that they have found, for as much work as the sweeps."""
+    """Sweep over the active rows, then take steps on the face that this has found, for about as much work."""
     from .coordinate_descent import descent_sweep
 
-    out, some = multipliers.copy(), np.flatnonzero(active)
-    part, mine = rows.pick(some), multipliers[some]
-    W, high = part.combine(mine), np.where(part.equal, np.inf, settings.high)
+    out, indices = multipliers.copy(), np.flatnonzero(active)
+    part, part_multipliers = rows.pick(indices), multipliers[indices]
+    W, high = part.combine(part_multipliers), np.where(part.equal, np.inf, settings.high)
     for _ in range(sweeps):
         descent_sweep(
-            part.points, part.queries, part.sizes, part.plus, part.minus, part.start, shuffled.permutation(part.busy),
-            part.curvature, part.target, part.low, high, settings.ridge, mine, W, SWEEPS,
+            part.points, part.queries, part.sizes, part.plus, part.minus, part.start,
+            shuffled.permutation(part.busy_queries), part.curvature, part.target, part.low,
+            high, settings.ridge, part_multipliers, W, SWEEPS,
         )  # fmt: skip
-    out[some] = mine
-    credit += sweeps * (2 * len(part.busy) * W.size + 4 * SWEEPS * len(part) * len(W)) + FREE
-    few = np.arange(len(part)) if len(part) <= LARGEST else np.flatnonzero(mine)
-    steps = min(100, int(credit / cost(len(few)))) if settings.faces and 0 < len(few) <= LARGEST else 0
+    out[indices] = part_multipliers
+    credit += sweeps * (2 * len(part.busy_queries) * W.size + 4 * SWEEPS * len(part) * len(W)) + FREE_WORK
+    few = np.arange(len(part)) if len(part) <= LARGEST else np.flatnonzero(part_multipliers)
+    steps = min(100, int(credit / step_cost(len(few)))) if settings.faces and 0 < len(few) <= LARGEST else 0
     if not steps:
         return out, None, credit
-    out[some[few]], proof = climb(part.pick(few), mine[few], settings.high, settings.ridge, steps=steps)
-    return out, None if proof is None else proved(rows, some[few], proof), 0.0
+    out[indices[few]], proof = newton_on_face(
+        part.pick(few), part_multipliers[few], settings.high, settings.ridge, steps=steps
+    )
+    return out, None if proof is None else checked_proof(rows, indices[few], proof), 0.0
 
 
-def _measured(
+def _bounds_and_margins(
     rows: ConstraintRows, multipliers: Float[Array, " r"], settings: SolverSettings
 ) -> tuple[SolverResult, Float[Array, " r"]]:
-    """The bounds that multipliers give, and all margins."""
+    """The bounds of the optimum that follow from multipliers, and the margins of all rows."""
     W = rows.combine(multipliers)
     margins, norm = rows.margins(W), float(np.linalg.norm(W))
     if not settings.hard:
@@ -164,27 +167,27 @@ def _measured(
     return SolverResult(multipliers / least, W / least, lower, norm / least, missed / least), margins
 
 
-def _ended(rows: ConstraintRows, best: SolverResult, settings: SolverSettings, done: int, seconds: float) -> bool:
+def _is_finished(rows: ConstraintRows, best: SolverResult, settings: SolverSettings, done: int, seconds: float) -> bool:
     apart = settings.tolerance * float(np.abs(rows.target).max(initial=0))
     solved = best.gap <= settings.tolerance and best.residual <= apart
     return solved or done >= settings.epochs or seconds >= settings.seconds
 
 
-def _next(
+def _next_active(
     rows: ConstraintRows, active: Bool[Array, " r"], multipliers: Float[Array, " r"], margins: Float[Array, " r"],
     settings: SolverSettings,
 ) -> Bool[Array, " r"]:  # fmt: skip
-    """The rows of the next round: with shrinking those that hold something up, or may soon."""
+    """The active rows of the next round: with shrinking, those that bind or are close to binding."""
     near = rows.target + 0.1 * float((rows.target - margins).max(initial=0.1))
     wanted = margins < (near if settings.shrink else np.inf)
     if settings.working:
         wanted &= active
-        wanted |= (margins < rows.target) & _first(rows, margins, settings.working)
+        wanted |= (margins < rows.target) & _smallest_rows(rows, margins, settings.working)
     return wanted | rows.equal | (multipliers != 0)
 
 
-def _first(rows: ConstraintRows, by: Float[Array, " r"] | None, count: int | None) -> Bool[Array, " r"]:
-    """The rows of each query that are smallest in something, up to a number; all of them without one."""
+def _smallest_rows(rows: ConstraintRows, by: Float[Array, " r"] | None, count: int | None) -> Bool[Array, " r"]:
+    """Mask of the ``count`` rows of each query with the smallest values of ``by``; all rows without a count."""
     if count is None:
         return np.ones(len(rows), dtype=bool)
     order = np.lexsort((np.zeros(len(rows)) if by is None else by, rows.query))

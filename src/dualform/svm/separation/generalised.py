@@ -1,4 +1,4 @@
-r"""Several selected tokens: where a trained W goes when its head likes a mixture of tokens.
+r"""Several selected tokens per query: where W converges in training if the loss favours a mixture of tokens.
 
 .. math:: W \approx W_{fin} + R\,W_{dir},\qquad R \to \infty
 
@@ -22,18 +22,18 @@ from dualform.errors import QueryError, SizeError
 
 from . import frobenius
 from .frobenius import SolverResult, SolverSettings
-from .margin_faces import proved
+from .margin_faces import checked_proof
 from .problem import Problem
 from .separation import Separation, separation
-from .span import smallest
+from .span import least_norm_solution
 
 
 @dataclass(frozen=True)
 class TwoParts:
-    """The direction, the finite part, and which tokens they are about.
+    """The direction and the finite part, with the tokens that they were computed for.
 
-    ``ambiguous`` tokens have a weight between the two thresholds and stand in neither problem; the paper leaves out
-    every trial that has one. Each part can be infeasible, with its certificate.
+    ``ambiguous`` tokens have a weight between the two thresholds and enter neither problem; the paper leaves out every
+    trial that has one. Each part can be infeasible, and then has a certificate.
     """
 
     direction: Separation
@@ -48,12 +48,12 @@ class TwoParts:
         return False if False in both else None if None in both else True
 
     def scale(self, W: Float[Tensor, "x z"]) -> float:
-        """R of a trained W, by least squares."""
+        """The factor R of a trained W, by least squares."""
         along = self.direction.W
         return float(((W - self.finite.W) * along).sum() / along.square().sum()) if bool(along.any()) else 0.0
 
     def predicted(self, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"]:
-        """What a trained W should be, from its size alone: W_fin + R W_dir."""
+        """The prediction W_fin + R W_dir for a trained W, of which only R is fitted."""
         return self.finite.W + self.scale(W) * self.direction.W
 
 
@@ -62,7 +62,7 @@ def fit_generalised(
     selected: float = 1e-3, masked: float = 1e-6, sequence: Int[Tensor, " n"] | None = None,
     hidden: Bool[Tensor, "n T"] | None = None, tolerance: float = 1e-6, epochs: int = 20_000, reduce: bool = True,
 ) -> TwoParts:  # fmt: skip
-    """Both parts at the tokens that attention ``weights`` select. The largest weight of a query is always selected."""
+    """Both parts for the tokens that attention ``weights`` select; the largest weight of a query always selects."""
     if not 0 <= masked < selected <= 1 or not tolerance > 0 or epochs < 1:
         raise QueryError(
             f"masked={masked} is below selected={selected}, both between 0 and 1; tolerance={tolerance} and "
@@ -84,18 +84,18 @@ def fit_generalised(
 
 
 def _finite(problem: Problem, weights: Float[Tensor, "n T"], settings: SolverSettings) -> Separation:
-    """The smallest W that gives the selected tokens their weights: equations alone."""
+    """The W of least norm that gives the selected tokens their weights; its constraints are all equations."""
     logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
     rows = problem.rows_with(logs.gather(1, problem.chosen.unsqueeze(1)) - logs, masked=False)
     clock = time.perf_counter()
-    W, multipliers, missed = smallest(rows, rows.target)
+    W, multipliers, missed = least_norm_solution(rows, rows.target)
     norm, largest = float(np.linalg.norm(W)), float(np.abs(missed).max(initial=0))
-    found = SolverResult(multipliers, W, norm, norm, largest, seconds=time.perf_counter() - clock)
+    result = SolverResult(multipliers, W, norm, norm, largest, seconds=time.perf_counter() - clock)
     if largest > settings.tolerance * float(np.abs(rows.target).max(initial=0)):
-        proof = proved(rows, np.arange(len(rows)), missed)
-        found = (
+        proof = checked_proof(rows, np.arange(len(rows)), missed)
+        result = (
             frobenius.solve(rows, settings)
             if proof is None
-            else replace(found, multipliers=proof, W=rows.combine(proof), proof=proof)
+            else replace(result, multipliers=proof, W=rows.combine(proof), proof=proof)
         )
-    return separation(problem, "frobenius", settings, rows, found)
+    return separation(problem, "frobenius", settings, rows, result)

@@ -1,10 +1,10 @@
-r"""How much of a matrix the logits of some tokens and queries can see.
+r"""The part of a matrix that the logits of given tokens and queries depend on.
 
 .. math:: S = \mathrm{span}\{(x_{it} - x_{iu})\, z_i^\top\}
 
-Whatever part of W lies outside S changes no attention weight on these inputs; a gradient on them never leaves S. The
-part inside is the smallest matrix with the same logits, up to a constant for each query. Conjugate gradients find it
-from the constraints themselves, which are never written out as vectors.
+The part of W outside S changes no attention weight on these inputs, and a gradient on them always lies in S. The part
+inside is the matrix of least norm with the same logits, up to a constant for each query. Conjugate gradients find it
+from the constraints, which need not be written out as vectors.
 """
 
 from typing import NamedTuple
@@ -18,24 +18,24 @@ from .constraint_rows import Array, ConstraintRows
 from .problem import Problem
 
 ROUNDS, ENOUGH, CLOSE = 1000, 1e-12, 1e-6
-"""Steps at most; the size of the slope, beside the first, at which they end; and what may be missed in the end."""
+"""The most steps; the slope, relative to the first, at which they end; and the largest relative error of a result."""
 
 DENSE = 2_000_000
-"""Numbers that constraints may be, written out as vectors, where they are solved at once."""
+"""Constraints with at most this many numbers are written out as vectors and solved directly."""
 
 
-class Smallest(NamedTuple):
-    """The smallest W that comes closest to meeting equations, as M(λ), and by how much it misses each."""
+class LeastNormSolution(NamedTuple):
+    """The least-squares solution W of least norm of some equations, as M(λ), and the residual ``missed`` of each."""
 
     W: Float[Array, "x z"]
     multipliers: Float[Array, " r"]
     missed: Float[Array, " r"]
 
 
-def smallest(rows: ConstraintRows, target: Float[Array, " r"]) -> Smallest:
-    """The smallest W with δᵀWz = target for every row, or as nearly as there is one.
+def least_norm_solution(rows: ConstraintRows, target: Float[Array, " r"]) -> LeastNormSolution:
+    """The W of least norm with δᵀWz = target for every row or, if there is none, with the smallest squared residual.
 
-    Where there is none, what is missed is orthogonal to all that a W can do: M(missed) = 0.
+    Then the residual is orthogonal to the range of the equations: M(missed) = 0.
     """
     W, multipliers, missed = np.zeros(rows.shape), np.zeros(len(rows)), target.astype(float)
     slope, ahead = rows.combine(missed), missed.copy()
@@ -52,11 +52,11 @@ def smallest(rows: ConstraintRows, target: Float[Array, " r"]) -> Smallest:
         slope = rows.combine(missed)
         size, before = float(np.square(slope).sum()), size
         way, ahead = slope + size / before * way, missed + size / before * ahead
-    return Smallest(W, multipliers, missed)
+    return LeastNormSolution(W, multipliers, missed)
 
 
-def inside(problem: Problem, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"] | None:
-    """The part of W in S; None where conjugate gradients do not find it: tokens may lie almost in fewer dimensions."""
+def project_to_span(problem: Problem, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"] | None:
+    """The part of W in S; None where conjugate gradients fail, as with tokens that almost lie in fewer dimensions."""
     rows = problem.rows
     if problem.reduce:
         W = W if problem.left is None else problem.left.mT @ W
@@ -67,9 +67,9 @@ def inside(problem: Problem, W: Float[Tensor, "x z"]) -> Float[Tensor, "x z"] | 
         phi = torch.from_numpy(np.einsum("ra,rb->rab", deltas, rows.queries[rows.query]).reshape(len(rows), -1))
         _, singular, across = torch.linalg.svd(phi, full_matrices=False)
         kept = across[singular > 1e-12 * singular[0]]
-        return problem.whole((kept.mT @ (kept @ W.flatten())).view_as(W).numpy())
+        return problem.full_matrix((kept.mT @ (kept @ W.flatten())).view_as(W).numpy())
     target = rows.margins(small)
-    found = smallest(rows, target)
-    if np.abs(found.missed).max() > CLOSE * np.abs(target).max():
+    solution = least_norm_solution(rows, target)
+    if np.abs(solution.missed).max() > CLOSE * np.abs(target).max():
         return None
-    return problem.whole(found.W)
+    return problem.full_matrix(solution.W)
