@@ -88,11 +88,8 @@ class Tracer:
         if not self.on or event != "call" or (hop := hop_of(frame)) is None:
             return
         self.calls.setdefault(hop, set())
-        caller = frame.f_back
-        while caller is not None and (before := hop_of(caller)) is None:
-            caller = caller.f_back
-        if caller is not None and before is not None:
-            self.calls.setdefault(before, set()).add(hop)
+        if (caller := next(callers(frame), None)) is not None:
+            self.calls.setdefault(caller, set()).add(hop)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -112,6 +109,14 @@ def hop_of(frame: FrameType) -> Hop | None:
     if code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
         return Hop(code.co_filename.removeprefix(PACKAGE), code.co_qualname.replace(".<locals>", ""))
     return None
+
+
+def callers(frame: FrameType) -> Iterator[Hop]:
+    """The functions of dualform that are being run, from the one that has called this one on."""
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        if (hop := hop_of(frame)) is not None:
+            yield hop
 
 
 def crossing(calls: Mapping[Hop, Collection[Hop]]) -> list[Hop]:

@@ -56,11 +56,11 @@ class Demotion:
         self._change_plan(plan, names)
         return {self.passes.forget(name) for name in names}
 
-    def tell(self) -> None:
+    def tell(self, step: int) -> None:
         """Mark what was found, when all else is in order: a warning may be an error to the user."""
         news, self._news = self._news, []
         for name, reason, consequence in news:
-            self.marks(reason.mark, name, f"{reason.text}: {consequence}", self.marks.step + 1)
+            self.marks(reason.mark, name, f"{reason.text}: {consequence}", step)
 
     def _reasons(self, staged: Sequence[ParameterUpdate]) -> dict[str, Reason]:
         unseen, self.passes.unseen = self.passes.unseen, {}

@@ -22,7 +22,7 @@ from .plan import RecordingPlan
 from .shards import ShardBuilder, SizeReport
 from .slots import BatchColumns
 from .state import state_tensors
-from .training import BackwardHooks, LedgerStep, ParameterUpdate, RuleAudit
+from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
 from .verify import Marks, WeightSamples, probe_gradients
 
 FINE = torch.finfo(torch.float64).eps
@@ -37,6 +37,7 @@ class StepHooks:
         plan: RecordingPlan,
         passes: BackwardHooks,
         notes: BatchColumns,
+        clock: Clock,
         samples: WeightSamples,
         marks: Marks,
         shelf: ShardBuilder,
@@ -44,7 +45,7 @@ class StepHooks:
         interrupts: Interrupts,
     ) -> None:
         self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
-        self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
+        self.clock, self.samples, self.marks, self.shelf, self.outside = clock, samples, marks, shelf, shelf.outside
         self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
         self._passes = passes
         self._together: list[optim.Optimizer] = []
@@ -104,7 +105,7 @@ class StepHooks:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
         self._staged, self._booked = None, []
         self.interrupts.watch()
-        self.outside.tell(self.shelf.unfinished.mark(self.marks))
+        self.outside.tell(self.shelf.unfinished.mark(self.marks, self.clock.next_step))
         self._passes.forget_unfinished()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
@@ -113,7 +114,7 @@ class StepHooks:
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
         staged: list[ParameterUpdate] = []
         owner, mine = self.plan.owner, self.plan.rules.index(rule)
-        self.outside.look_at_links(self.marks.step + 1)
+        self.outside.look_at_links(self.clock.next_step)
         for group in optimizer.param_groups:
             options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
@@ -158,13 +159,13 @@ class StepHooks:
             self._followers.pop(id(follower.parameter), None)
         names = {follower.name for follower in demoted}
         self._booked = [each for each in self._booked if each.account.name not in names]
-        self._demotion.tell()
+        self._demotion.tell(self.clock.next_step)
         return [each for each in staged if each.follower not in demoted]
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
         others = self._together and all(each is not optimizer for each in self._together)
-        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
+        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.clock.step)
 
     def _look_at_gradients(self, staged: Sequence[ParameterUpdate]) -> None:
         """See gradients whole, through their probes: NaN or infinity show there, too."""
@@ -190,7 +191,7 @@ class StepHooks:
             self.notes.check(batch)
 
     def _not_finite(self, what: str) -> NonFiniteGradient:
-        step = self.marks.step
+        step = self.clock.step
         return NonFiniteGradient(
             f"{what} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
             f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
@@ -206,16 +207,16 @@ class StepHooks:
             each.sample, each.state_sample = self.samples.take(each.follower.name, state)
             self.outside.after_step(each.follower.name, state)
         if not self._joins(optimizer):
-            self.marks.step += 1
+            self.clock.tick()
             self._together, self._backwards = [], self._passes.backwards
         self._together.append(optimizer)
-        self._rule_audit.after()
-        self.shelf.enter(self.marks.step, staged)
+        self._rule_audit.after(self.clock.step)
+        self.shelf.enter(self.clock.step, staged)
         if self._booked:
             with self.shelf.refused_after_errors("the ledger"):
                 self.book.take_step(self._booked)
         for each in staged:
             each.follower.passes, each.follower.moved = [], True
         self.shelf.unfinished.end()
-        self.sizes.take(self.marks.step, staged)
-        self.shelf.add(self.marks.step, staged, whole=self._whole())
+        self.sizes.take(self.clock.step, staged)
+        self.shelf.add(self.clock.step, staged, whole=self._whole())

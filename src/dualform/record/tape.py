@@ -45,7 +45,7 @@ from .state import (
     states_of,
 )
 from .step_hooks import StepHooks
-from .training import BackwardHooks, LiveLedger, OutsideChanges, states_by_name
+from .training import BackwardHooks, Clock, LiveLedger, OutsideChanges, states_by_name
 from .verify import GradientFollower, LiveCertificate, Marks, WeightSamples
 
 TAUGHT: Mapping[type, Rule] = {}
@@ -122,7 +122,8 @@ class Tape:
         self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
         self.interrupts = Interrupts()
-        self._marks = Marks((), options.resume or 0, self.interrupts.say)
+        self._clock = Clock(options.resume or 0)
+        self._marks = Marks((), self.interrupts.say)
         self._handles: list[Any] = []
         self._running = False
         self.steps_ahead: int | None = None
@@ -133,7 +134,7 @@ class Tape:
     @property
     def step(self) -> int:
         """The number of complete steps."""
-        return self._marks.step
+        return self._clock.step
 
     def note(self, **columns: Any) -> None:
         """Attach columns to the visits of the batch: numbers, strings, or tensors and lists with one value an example.
@@ -168,7 +169,7 @@ class Tape:
             folder = rank_folder(self.path, ranks.rank)
             manifest = self._begin(folder, undo)
             plan, step = self.plan, self.options.resume or 0
-            self._marks = Marks(manifest.marks, step, interrupts.say)
+            self._clock, self._marks = Clock(step), Marks(manifest.marks, interrupts.say)
             columns = manifest.columns if manifest.shards else None
             self._notes = BatchColumns(columns, self.options.copies, lambda: interrupts.interruptions)
             followers = {
@@ -179,7 +180,9 @@ class Tape:
             store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
             kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
             credit = RowCredit(plan, self._marks, ranks.alone)
-            book = LiveLedger(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
+            book = LiveLedger(
+                plan, self.options.by, states_by_name(plan, self.optimizers), kept, self._clock, credit, ranks
+            )
             self._passes = BackwardHooks(
                 plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts
             )
@@ -193,14 +196,14 @@ class Tape:
             undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
             stations = StateCheckpoints(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
             visits = store.manifest.visits
-            outside = OutsideChanges(plan, self.optimizers, self._passes, self._marks)
+            outside = OutsideChanges(plan, self.optimizers, self._clock, self._passes, self._marks)
             self._shelf = ShardBuilder(
-                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside,
-                FrozenWeightTracker(plan, store, step, self._marks), interrupts,
+                plan, self._passes, self._notes, rest, stations, self._clock, self._marks, proof, writer, visits,
+                outside, FrozenWeightTracker(plan, store, step, self._marks), interrupts,
             )  # fmt: skip
             self.sizes = SizeReport(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
             steps = StepHooks(
-                plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes, interrupts
+                plan, self._passes, self._notes, self._clock, samples, self._marks, self._shelf, self.sizes, interrupts
             )
             undo.callback(self._unhook)
             self._handles += self._passes.hook()

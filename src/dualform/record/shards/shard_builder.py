@@ -26,6 +26,7 @@ from ..slots import SHARD_BYTES, BatchColumns, CallSlots, RowRun
 from ..state import FrozenWeightTracker, RestSnapshots, StateCheckpoints
 from ..training import (
     BackwardHooks,
+    Clock,
     NewBatch,
     OutsideChanges,
     ParameterUpdate,
@@ -86,6 +87,7 @@ class ShardBuilder:
         notes: BatchColumns,
         rest: RestSnapshots,
         stations: StateCheckpoints,
+        clock: Clock,
         marks: Marks,
         proof: LiveCertificate,
         writer: ShardWriter,
@@ -95,10 +97,17 @@ class ShardBuilder:
         interrupts: Interrupts,
     ) -> None:
         self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.marks, self.proof, self.writer, self.outside, self.frozen = marks, proof, writer, outside, frozen
+        self.clock, self.marks, self.proof, self.writer, self.outside, self.frozen = (
+            clock,
+            marks,
+            proof,
+            writer,
+            outside,
+            frozen,
+        )
         self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
         self.unfinished = UnfinishedStep(plan.tensors)
-        self._meet_at, self._full = marks.step + 1, False
+        self._meet_at, self._full = clock.next_step, False
         self._arenas: queue.SimpleQueue[SlotArena] = queue.SimpleQueue()
         self._arenas.put(SlotArena())
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
@@ -125,7 +134,7 @@ class ShardBuilder:
             yield
         except BaseException as error:
             self._broken = RecordError(
-                f"{what} could not be brought up to step {self.marks.step} ({type(error).__name__}: {error}). The "
+                f"{what} could not be brought up to step {self.clock.step} ({type(error).__name__}: {error}). The "
                 f"memory stands at step {self.pending.first - 1}. Resume from a checkpoint of that step or before."
             )
             raise
@@ -163,7 +172,7 @@ class ShardBuilder:
 
     def stands_at(self) -> int:
         """The step that the memory stands at if recording ends now: all steps, unless weights are not finite."""
-        return self.pending.first - 1 if self._not_finite() else self.marks.step
+        return self.pending.first - 1 if self._not_finite() else self.clock.step
 
     def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors whole, as they stand after a step."""
@@ -173,7 +182,7 @@ class ShardBuilder:
 
     def keep_first(self, parameter: Tensor) -> None:
         """An optimiser is about to step on a parameter without slots: keep its first value, if nobody has it yet."""
-        if first := self.frozen.first_value(parameter):
+        if first := self.frozen.first_value(parameter, self.clock.next_step):
             self.pending.keep(first)
 
     def hand_over(self, ledger: bool = False) -> None:
@@ -193,7 +202,7 @@ class ShardBuilder:
             raise self._broken
         if not shard.last:
             return None
-        self.unfinished.mark(self.marks)
+        self.unfinished.mark(self.marks, self.clock.next_step)
         unfinished = self.unfinished.changed()
         self._look_for_nan(shard)
         self._digest()
@@ -254,7 +263,7 @@ class ShardBuilder:
                 self.writer.wait()
 
     def _waiting(self) -> Any:
-        return self.interrupts.waiting(f"writing the steps up to {self.marks.step} to {self.writer.folder}")
+        return self.interrupts.waiting(f"writing the steps up to {self.clock.step} to {self.writer.folder}")
 
     def _fresh(self, arena: SlotArena) -> None:
         self._number += 1
@@ -264,7 +273,7 @@ class ShardBuilder:
         self._arena = arena
         arena.clear()
         self.passes.renew(arena)
-        self.pending = PendingShard(number=self._number, first=self.marks.step + 1)
+        self.pending = PendingShard(number=self._number, first=self.clock.next_step)
 
     # ------------------------------------------------------------------------------------------------- what could wait
 
@@ -325,9 +334,9 @@ class ShardBuilder:
 
     def _talk(self, steps: Sequence[tuple[int, Sequence[ParameterUpdate]]], new: Sequence[NewBatch]) -> Exchange:
         """Meet the other processes, and find out when to meet again."""
-        since = self.marks.step - self.pending.first + 1
+        since = self.clock.step - self.pending.first + 1
         said = RankReport(
-            self.marks.step,
+            self.clock.step,
             self.notes.types,
             {
                 (step, each.follower.name): [summarize_pass(p) for p in each.passes]
@@ -349,7 +358,7 @@ class ShardBuilder:
         shard = min(SHARD_BYTES / max(bytes_a_step, 1.0), SHARD_SECONDS / max(seconds, 1e-6))
         self._full = since + 1 > shard
         left = shard if self._full else shard - since
-        self._meet_at = self.marks.step + max(1, min(DIGEST_STEPS, int(left)))
+        self._meet_at = self.clock.step + max(1, min(DIGEST_STEPS, int(left)))
         return meeting
 
     def _audit(

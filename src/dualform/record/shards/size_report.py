@@ -65,7 +65,7 @@ class SizeReport:
     ) -> None:
         self.plan, self.shelf, self.steps, self.say = plan, shelf, steps, say
         self.estimate: SizeEstimate | None = None
-        self._first = shelf.marks.step + 1
+        self._first = shelf.clock.next_step
 
     def take(self, step: int, moved: Sequence[ParameterUpdate]) -> None:
         """A step is complete, and not yet on the shelf."""

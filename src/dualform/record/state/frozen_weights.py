@@ -42,13 +42,13 @@ class FrozenWeightTracker:
         self.marks, self._fingerprints = marks, store.manifest.frozen
         self._names = {id(plan.tensors[name]): name for name in store.not_kept(step) if name in plan.tensors}
 
-    def first_value(self, parameter: Tensor) -> dict[str, Tensor]:
-        """An optimiser is about to step on a parameter: its first value, under the name it is kept by."""
+    def first_value(self, parameter: Tensor, step: int) -> dict[str, Tensor]:
+        """An optimiser is about to change a parameter in a step: its first value, under the name it is kept by."""
         name = self._names.pop(id(parameter), None)
         if name is None:
             return {}
         if hexadecimal(parameter) != self._fingerprints[name]:
-            self.marks("frozen-changed", name, CHANGED, self.marks.step + 1)
+            self.marks("frozen-changed", name, CHANGED, step)
             return {}
         return {f"{name}@0": parameter.detach().to("cpu", copy=True)}
 

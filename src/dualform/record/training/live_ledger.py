@@ -26,6 +26,7 @@ from ..rows import RowCredit
 from ..slots import CallSlots
 from ..state import state_tensors
 from ..verify import GradientFollower, OpenPass, gradient_eps, scale_of
+from .clock import Clock
 
 MOST = 1 << 12
 """Groups that a ledger may have."""
@@ -97,9 +98,9 @@ class LiveLedger:
 
     def __init__(
         self, plan: RecordingPlan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
-        credit: RowCredit, ranks: Ranks,
+        clock: Clock, credit: RowCredit, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
+        self.plan, self.by, self.clock, self.credit, self.ranks = plan, by, clock, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, LedgerAccount] = {}
@@ -169,7 +170,7 @@ class LiveLedger:
         values = batch.columns[self.by]
         if not isinstance(values, np.ndarray):
             return np.full(rows, self._group(values))
-        owners = self.credit.told(slots, self.credit.marks.step + 1)
+        owners = self.credit.told(slots, self.clock.next_step)
         if owners is None:
             return np.full(rows, self._group(None))
         names, which = np.unique(values, return_inverse=True)

@@ -19,6 +19,7 @@ from ..plan import ModelLinks, RecordingPlan, unwrapped
 from ..state import states_of
 from ..verify import Marks, WeightFingerprints
 from .backward_hooks import BackwardHooks
+from .clock import Clock
 from .live_ledger import states_by_name
 
 REPLACED = (
@@ -48,9 +49,14 @@ class OutsideChanges:
     """Compares the network with what its last recorded step left."""
 
     def __init__(
-        self, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], passes: BackwardHooks, marks: Marks
+        self,
+        plan: RecordingPlan,
+        optimizers: Sequence[optim.Optimizer],
+        clock: Clock,
+        passes: BackwardHooks,
+        marks: Marks,
     ) -> None:
-        self.plan, self.optimizers, self.passes, self.marks = plan, optimizers, passes, marks
+        self.plan, self.optimizers, self.clock, self.passes, self.marks = plan, optimizers, clock, passes, marks
         self.links = ModelLinks(plan.model, plan.tensors)
         self.replaced: set[str] = set()
         """The parameters that others took the place of."""
@@ -74,9 +80,9 @@ class OutsideChanges:
     def before_step(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A parameter is about to take a recorded step: are it and the optimiser's state what the last one left?"""
         if name not in self._told and self.fingerprints.changed(name):
-            self.marks("edited", name, EDITED, self.marks.step + 1)
+            self.marks("edited", name, EDITED, self.clock.next_step)
         if self.fingerprints.state_changed(name, state):
-            self.marks("state-changed", name, STATE, self.marks.step + 1)
+            self.marks("state-changed", name, STATE, self.clock.next_step)
 
     def after_step(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A parameter took a recorded step."""
@@ -104,7 +110,7 @@ class OutsideChanges:
             self._known.add(id(parameter))
             name = self.links.name_of(parameter)
             if name is not None and name not in self.replaced:
-                self.marks("added", name, ADDED, self.marks.step + 1)
+                self.marks("added", name, ADDED, self.clock.next_step)
 
     def foreign(self) -> set[str]:
         """The explained parameters whose weights are not those that their last recorded step left."""
@@ -114,14 +120,14 @@ class OutsideChanges:
         """Recording ends: mark the parameters that have other weights than the last step left, and return them. Those
         of a step that was broken off are marked already.
         """
-        self.look_at_links(self.marks.step)
+        self.look_at_links(self.clock.step)
         for name in self.links.added():
-            self.marks("added", name, ADDED, self.marks.step)
+            self.marks("added", name, ADDED, self.clock.step)
         foreign, others = self.foreign(), {mark.name for mark in self.marks.all() if mark.kind == "other-optimiser"}
         passes = self.passes.backwards - self._backwards
         unused = f"; {passes} backward passes since then were used by no recorded optimiser" if passes else ""
         for name in sorted(foreign - self.replaced - others - set(unfinished)):
-            self.marks("changed-at-end", name, AT_END + unused, self.marks.step)
+            self.marks("changed-at-end", name, AT_END + unused, self.clock.step)
         return foreign
 
     def certificate(self, certified: Mapping[str, Agreement], foreign: Container[str]) -> dict[str, Agreement]:
@@ -142,5 +148,5 @@ class OutsideChanges:
                         f"another optimiser object ({path_of(type(optimizer))}) stepped on it: the memory misses these "
                         "steps. Pass all optimisers to record, record(model, [first, second], path)"
                     )
-                    self.marks("other-optimiser", name, message, self.marks.step + 1)
+                    self.marks("other-optimiser", name, message, self.clock.next_step)
                     self.tell([name])

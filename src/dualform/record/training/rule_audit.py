@@ -58,13 +58,13 @@ class RuleAudit:
             return
         self._expected = [self._expect(optimizer, rule, moved) for moved in chosen if moved.transition is not None]
 
-    def after(self) -> None:
+    def after(self, step: int) -> None:
         """The step is over: mark what it did otherwise."""
         for name, parameter, before, after in self._expected:
             now, eps = parameter.detach(), torch.finfo(parameter.dtype).eps
             off, moved = float((now - after).norm()), float((now - before).norm())
             if not off <= 1e-3 * moved + 64 * eps * float(now.norm()):
-                self.marks("stepped-otherwise", name, OTHERWISE, self.marks.step)
+                self.marks("stepped-otherwise", name, OTHERWISE, step)
         self._expected = []
 
     @staticmethod

@@ -7,10 +7,10 @@ from dualform.types import Mark
 
 
 class Marks:
-    """All marks of a recording. ``step`` is the number of complete steps so far, ``say`` tells the user."""
+    """All marks of a recording. ``say`` tells the user."""
 
-    def __init__(self, before: Iterable[Mark], step: int, say: Callable[[str], None]) -> None:
-        self.step, self._say = step, say
+    def __init__(self, before: Iterable[Mark], say: Callable[[str], None]) -> None:
+        self._say = say
         self._marks = {(mark.kind, mark.name): mark for mark in before}
 
     def __call__(self, kind: str, name: str, message: str, step: int) -> None:

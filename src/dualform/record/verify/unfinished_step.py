@@ -38,11 +38,11 @@ class UnfinishedStep:
         changed = [parameter for parameter, before in self._before if self._versions(parameter) != before]
         return [self._names[id(parameter)] for parameter in changed if id(parameter) in self._names]
 
-    def mark(self, marks: Marks) -> list[str]:
+    def mark(self, marks: Marks, step: int) -> list[str]:
         """Mark what a step changed that will not end any more; returns the names."""
         names = self.changed()
         for name in [] if self._marked else names:
-            marks("interrupted-step", name, BROKEN_OFF, marks.step + 1)
+            marks("interrupted-step", name, BROKEN_OFF, step)
         self._marked = True
         return names
 
