@@ -5,13 +5,11 @@ known when the first gradients come. A parameter that has not moved by then is k
 with a mark that says why; of one that moved already only the mark tells.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .plan import RecordingPlan
 from .shards import ShardBuilder
-from .state import auto_interval
 from .training import BackwardHooks, ParameterUpdate
 from .verify import GradientFollower, Marks
 
@@ -33,9 +31,9 @@ class Reason(NamedTuple):
 class Demotion:
     """Looks at the gradients that no linear map made, step by step."""
 
-    def __init__(self, passes: BackwardHooks, shelf: ShardBuilder, marks: Marks) -> None:
-        self.passes, self.shelf, self.marks = passes, shelf, marks
-        gradients = {name: follower.parameter.grad for name, follower in passes.followers.items()}
+    def __init__(self, backward_hooks: BackwardHooks, shard_builder: ShardBuilder, marks: Marks) -> None:
+        self.backward_hooks, self.shard_builder, self.marks = backward_hooks, shard_builder, marks
+        gradients = {name: follower.parameter.grad for name, follower in backward_hooks.followers.items()}
         self._left_over = {name for name, grad in gradients.items() if grad is not None and bool(grad.any())}
         self._news: list[tuple[str, Reason, str]] = []
 
@@ -48,13 +46,13 @@ class Demotion:
         demoted = {name: reason for name, reason in reasons.items() if self._can_demote(name)}
         if not demoted:
             return set()
-        plan = self.shelf.plan.demote({name: reason.text for name, reason in demoted.items()})
-        names = [name for name in plan.demoted if name not in self.shelf.plan.demoted]
+        plan = self.shard_builder.plan.demote({name: reason.text for name, reason in demoted.items()})
+        names = [name for name in plan.demoted if name not in self.shard_builder.plan.demoted]
         for name, reason in demoted.items():
             if reason.mark != "not-this-map" or not self._follows(name, demoted):
                 self._news.append((name, reason, KEPT))
         self._change_plan(plan, names)
-        return {self.passes.forget(name) for name in names}
+        return {self.backward_hooks.forget(name) for name in names}
 
     def tell(self, step: int) -> None:
         """Mark what was found, when all else is in order: a warning may be an error to the user."""
@@ -63,7 +61,7 @@ class Demotion:
             self.marks(reason.mark, name, f"{reason.text}: {consequence}", step)
 
     def _reasons(self, staged: Sequence[ParameterUpdate]) -> dict[str, Reason]:
-        unseen, self.passes.unseen = self.passes.unseen, {}
+        unseen, self.backward_hooks.unseen = self.backward_hooks.unseen, {}
         reasons = {each.follower.name: unseen.get(each.follower.name) for each in staged}
         found = {name: Reason("not-this-map", text) for name, text in reasons.items() if text is not None}
         if any(each.passes for each in staged):  # else nothing of this step was seen: gradients made by hand?
@@ -73,27 +71,24 @@ class Demotion:
 
     def _can_demote(self, name: str) -> bool:
         """Whether nothing that would go with a parameter has moved yet. Several processes would have to agree."""
-        followers = self.passes.followers
-        return self.passes.ranks.alone and not any(followers[each].moved for each in self.shelf.plan.goes_with(name))
+        followers = self.backward_hooks.followers
+        return self.backward_hooks.ranks.alone and not any(
+            followers[each].moved for each in self.shard_builder.plan.goes_with(name)
+        )
 
     def _follows(self, name: str, others: Mapping[str, Reason]) -> bool:
         """Whether a bias goes with a weight that is left to the rest, too: then one mark tells of both."""
-        return any(name != other and name in self.shelf.plan.goes_with(other) for other in others)
+        return any(name != other and name in self.shard_builder.plan.goes_with(other) for other in others)
 
     def _change_plan(self, plan: RecordingPlan, names: Sequence[str]) -> None:
         """From now on these parameters are a part of the rest."""
-        shelf, passes = self.shelf, self.passes
-        every = shelf.rest.every
-        if shelf.rest.automatic:  # a multiple, so that a look that is due by the new interval was due by the old one
-            every *= math.ceil(auto_interval(plan.rest) / every)
-        shelf.rest.add({name: plan.tensors[name] for name in names}, every)
+        every = self.shard_builder.state.move_to_rest(plan, names)
         for name in names:
-            shelf.proof.forget(name)
-            passes.book.accounts.pop(name, None)
-        shelf.stations.names = [name for name in shelf.stations.names if name not in names]
-        shelf.outside.forget(names)
-        shelf.plan = passes.plan = plan
-        shelf.pending.revised = _revised(plan, every)
+            self.shard_builder.certificate.forget(name)
+            self.backward_hooks.ledger.accounts.pop(name, None)
+        self.shard_builder.outside.forget(names)
+        self.shard_builder.plan = self.backward_hooks.plan = plan
+        self.shard_builder.pending.revised = _revised(plan, every)
 
 
 def _revised(plan: RecordingPlan, every: int) -> Mapping[str, object]:

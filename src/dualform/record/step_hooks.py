@@ -17,10 +17,9 @@ from dualform.rules import Rule
 from dualform.types import Transition
 
 from .demotion import Demotion
-from .hooks import Interrupts, uncompiled
+from .hooks import uncompiled
 from .plan import RecordingPlan
 from .shards import ShardBuilder, SizeReport
-from .slots import BatchColumns
 from .state import state_tensors
 from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
 from .verify import Marks, WeightSamples, probe_gradients
@@ -35,24 +34,24 @@ class StepHooks:
     def __init__(
         self,
         plan: RecordingPlan,
-        passes: BackwardHooks,
-        notes: BatchColumns,
         clock: Clock,
-        samples: WeightSamples,
         marks: Marks,
-        shelf: ShardBuilder,
+        backward_hooks: BackwardHooks,
+        shard_builder: ShardBuilder,
         sizes: SizeReport,
-        interrupts: Interrupts,
     ) -> None:
-        self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
-        self.clock, self.samples, self.marks, self.shelf, self.outside = clock, samples, marks, shelf, shelf.outside
-        self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
-        self._passes = passes
+        self.plan, self.clock, self.marks, self.sizes = plan, clock, marks, sizes
+        self.backward_hooks, self.shard_builder = backward_hooks, shard_builder
+        self.notes, self.ledger = backward_hooks.notes, backward_hooks.ledger
+        self.interrupts, self.outside = backward_hooks.interrupts, shard_builder.outside
+        first = backward_hooks.ranks.first
+        self.samples = WeightSamples({name: plan.tensors[name] for name in plan.explained if first})
+        self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
         self._together: list[optim.Optimizer] = []
         """The optimisers that took their part in the last step."""
         self._backwards = 0
         """The backward passes by then."""
-        self._demotion = Demotion(passes, shelf, marks)
+        self._demotion = Demotion(backward_hooks, shard_builder, marks)
         self._rule_audit = RuleAudit(marks)
         self._staged: list[ParameterUpdate] | None = None
         self._booked: list[LedgerStep] = []
@@ -72,7 +71,7 @@ class StepHooks:
         """Whether no optimiser is likely to join in the last step. All processes must find the same."""
         if len(self._together) == len(self.plan.rules):
             return True
-        return self._passes.ranks.alone and not self._passes.waiting
+        return self.backward_hooks.ranks.alone and not self.backward_hooks.waiting
 
     def _begin(
         self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
@@ -105,8 +104,8 @@ class StepHooks:
         """The gradients are as the step will use them: read them, and what the step is going to do."""
         self._staged, self._booked = None, []
         self.interrupts.watch()
-        self.outside.tell(self.shelf.unfinished.mark(self.marks, self.clock.next_step))
-        self._passes.forget_unfinished()
+        self.outside.tell(self.outside.unfinished_step.mark(self.marks, self.clock.next_step))
+        self.backward_hooks.forget_unfinished()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step …
@@ -122,7 +121,7 @@ class StepHooks:
                 follower = self._followers.get(id(parameter))
                 if follower is None:
                     self.outside.look_at_parameter(parameter)
-                    self.shelf.keep_first(parameter)
+                    self.shard_builder.keep_first(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []
@@ -141,15 +140,15 @@ class StepHooks:
                 transition, settings = self._last
                 self.outside.before_step(follower.name, state_tensors(rule, state))
                 staged.append(ParameterUpdate(follower, follower.passes, transition, settings, inner, bare))
-                if follower.name in self.book.accounts:
+                if follower.name in self.ledger.accounts:
                     assert transition is not None
-                    self._booked.append(self.book.stage(follower, transition, settings, state, inner))
+                    self._booked.append(self.ledger.stage(follower, transition, settings, state, inner))
         self._look_at_gradients(staged)
-        if self._passes.unseen or any(each.bare for each in staged):
+        if self.backward_hooks.unseen or any(each.bare for each in staged):
             staged = self._without_demoted(staged)
         self._look_at_slots(staged)
         self._rule_audit.before(optimizer, rule, staged)
-        self.shelf.unfinished.begin(optimizer)
+        self.outside.unfinished_step.begin(optimizer)
         self._staged, self.interrupts.stepping = staged, optimizer
 
     def _without_demoted(self, staged: list[ParameterUpdate]) -> list[ParameterUpdate]:
@@ -165,7 +164,11 @@ class StepHooks:
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
         others = self._together and all(each is not optimizer for each in self._together)
-        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.clock.step)
+        return (
+            bool(others)
+            and self.backward_hooks.backwards == self._backwards
+            and self.shard_builder.holds(self.clock.step)
+        )
 
     def _look_at_gradients(self, staged: Sequence[ParameterUpdate]) -> None:
         """See gradients whole, through their probes: NaN or infinity show there, too."""
@@ -194,7 +197,7 @@ class StepHooks:
         step = self.clock.step
         return NonFiniteGradient(
             f"{what} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
-            f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
+            f"{self.shard_builder.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
         )
 
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
@@ -208,15 +211,15 @@ class StepHooks:
             self.outside.after_step(each.follower.name, state)
         if not self._joins(optimizer):
             self.clock.tick()
-            self._together, self._backwards = [], self._passes.backwards
+            self._together, self._backwards = [], self.backward_hooks.backwards
         self._together.append(optimizer)
         self._rule_audit.after(self.clock.step)
-        self.shelf.enter(self.clock.step, staged)
+        self.shard_builder.enter(self.clock.step, staged)
         if self._booked:
-            with self.shelf.refused_after_errors("the ledger"):
-                self.book.take_step(self._booked)
+            with self.shard_builder.refused_after_errors("the ledger"):
+                self.ledger.take_step(self._booked)
         for each in staged:
             each.follower.passes, each.follower.moved = [], True
-        self.shelf.unfinished.end()
+        self.outside.unfinished_step.end()
         self.sizes.take(self.clock.step, staged)
-        self.shelf.add(self.clock.step, staged, whole=self._whole())
+        self.shard_builder.add(self.clock.step, staged, whole=self._whole())

@@ -20,10 +20,9 @@ from dualform.engine import Agreement
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite
 
-from ..hooks import Interrupts
 from ..plan import RecordingPlan
-from ..slots import SHARD_BYTES, BatchColumns, CallSlots, RowRun
-from ..state import FrozenWeightTracker, RestSnapshots, StateCheckpoints
+from ..slots import SHARD_BYTES, CallSlots, RowRun
+from ..state import StateKeeper
 from ..training import (
     BackwardHooks,
     Clock,
@@ -43,7 +42,6 @@ from ..verify import (
     Marks,
     ProbedSlots,
     StepLine,
-    UnfinishedStep,
     UsedSlots,
     audit,
     not_products,
@@ -83,30 +81,19 @@ class ShardBuilder:
     def __init__(
         self,
         plan: RecordingPlan,
-        passes: BackwardHooks,
-        notes: BatchColumns,
-        rest: RestSnapshots,
-        stations: StateCheckpoints,
         clock: Clock,
         marks: Marks,
-        proof: LiveCertificate,
+        backward_hooks: BackwardHooks,
+        state: StateKeeper,
+        outside: OutsideChanges,
+        certificate: LiveCertificate,
         writer: ShardWriter,
         visits: int,
-        outside: OutsideChanges,
-        frozen: FrozenWeightTracker,
-        interrupts: Interrupts,
     ) -> None:
-        self.plan, self.passes, self.notes, self.rest, self.stations = plan, passes, notes, rest, stations
-        self.clock, self.marks, self.proof, self.writer, self.outside, self.frozen = (
-            clock,
-            marks,
-            proof,
-            writer,
-            outside,
-            frozen,
-        )
-        self.ranks, self.visit, self.interrupts = passes.ranks, visits, interrupts
-        self.unfinished = UnfinishedStep(plan.tensors)
+        self.plan, self.clock, self.marks, self.backward_hooks, self.writer = plan, clock, marks, backward_hooks, writer
+        self.state, self.outside, self.certificate = state, outside, certificate
+        self.notes, self.ranks, self.interrupts = backward_hooks.notes, backward_hooks.ranks, backward_hooks.interrupts
+        self.visit = visits
         self._meet_at, self._full = clock.next_step, False
         self._arenas: queue.SimpleQueue[SlotArena] = queue.SimpleQueue()
         self._arenas.put(SlotArena())
@@ -147,18 +134,18 @@ class ShardBuilder:
             for added in each.passes:
                 for slots in added.slots:
                     if slots.layer.in_ledger and not slots.batch.done:
-                        self.passes.book.count(slots.batch.columns, self.passes.credit.size_of(slots))
+                        self.backward_hooks.ledger.count(slots.batch.columns, self.backward_hooks.credit.size_of(slots))
                     slots.batch.done = True
-        self.rest.stand()
-        if self.rest.due(step) and not self.plan.ledger_only:
-            self.pending.keep(self.frozen.see_changed(self.rest.changed(step), step))
+        self.state.rest.stand()
+        if self.state.rest.due(step) and not self.plan.ledger_only:
+            self.pending.keep(self.state.changed(step))
         if not self.ranks.alone:
             self._meet(step if whole else step - DIGEST_STEPS)
             return
         patience = 1 if whole else 2
         if len(self._steps) >= patience * DIGEST_STEPS:
             self._digest()
-        waiting = self.passes.bytes + self.pending.kept, time.monotonic() - self._since
+        waiting = self.backward_hooks.bytes + self.pending.kept, time.monotonic() - self._since
         full = waiting[0] >= patience * SHARD_BYTES or waiting[1] > patience * SHARD_SECONDS
         if full and not self.plan.ledger_only:
             self.hand_over()
@@ -182,7 +169,7 @@ class ShardBuilder:
 
     def keep_first(self, parameter: Tensor) -> None:
         """An optimiser is about to step on a parameter without slots: keep its first value, if nobody has it yet."""
-        if first := self.frozen.first_value(parameter, self.clock.next_step):
+        if first := self.state.frozen.first_value(parameter, self.clock.next_step):
             self.pending.keep(first)
 
     def hand_over(self, ledger: bool = False) -> None:
@@ -202,8 +189,8 @@ class ShardBuilder:
             raise self._broken
         if not shard.last:
             return None
-        self.unfinished.mark(self.marks, self.clock.next_step)
-        unfinished = self.unfinished.changed()
+        self.outside.unfinished_step.mark(self.marks, self.clock.next_step)
+        unfinished = self.outside.unfinished_step.changed()
         self._look_for_nan(shard)
         self._digest()
         shard.slots = {
@@ -211,18 +198,18 @@ class ShardBuilder:
             for layer, stretches in self._stretches.items()
         }
         if ledger and self.plan.in_ledger:
-            shard.ledger = self.passes.book.state()
+            shard.ledger = self.backward_hooks.ledger.state()
         # what the model holds then is not the network of the last step
         foreign = self.outside.foreign().union(unfinished)
         if self.plan.ledger_only:
             shard.replaces = True
-            shard.keep(self.rest.all(shard.last, live))
-        elif not (foreign and self.rest.due(shard.last)):  # then it was looked at before that step
-            shard.keep(self.frozen.see_changed(self.rest.changed(shard.last, live), shard.last))
+            shard.keep(self.state.rest.all(shard.last, live))
+        elif not (foreign and self.state.rest.due(shard.last)):  # then it was looked at before that step
+            shard.keep(self.state.changed(shard.last, live))
         if not foreign:
-            shard.keep(self.stations.due(shard.last, self.passes.bytes))
+            shard.keep(self.state.checkpoints.due(shard.last, self.backward_hooks.bytes))
         if not unfinished:
-            certified = self._certified() | self.passes.book.certificate()
+            certified = self._certified() | self.backward_hooks.ledger.certificate()
             shard.certificate = self.outside.certificate(certified, foreign)
         shard.marks, shard.columns = self.marks.all(), self.notes.types or {}
         return shard
@@ -230,8 +217,10 @@ class ShardBuilder:
     def _certified(self) -> dict[str, Agreement]:
         """The certificate, without what a few entries cannot tell: something is marked that may lie elsewhere."""
         marked = {mark.name for mark in self.marks.all()}
-        certificate = self.proof.certificate(self.plan.tensors)
-        return {name: line for name, line in certificate.items() if name in self.proof.wholes or name not in marked}
+        certificate = self.certificate.agreements(self.plan.tensors)
+        return {
+            name: line for name, line in certificate.items() if name in self.certificate.wholes or name not in marked
+        }
 
     def _send(self, shard: PendingShard) -> None:
         with self._waiting():
@@ -241,7 +230,9 @@ class ShardBuilder:
         except queue.Empty:  # an error lost it
             arena = SlotArena()
         try:
-            reused = SlotArena() if self.passes.waiting else self._arena  # slots of a step to come lie in the old one
+            reused = (
+                SlotArena() if self.backward_hooks.waiting else self._arena
+            )  # slots of a step to come lie in the old one
             shard.at_end = partial(self._arenas.put, reused)
             self.writer.put(shard)
         except BaseException:
@@ -272,7 +263,7 @@ class ShardBuilder:
         self._stretches: dict[str, list[tuple[RowRun, int, int]]] = {}
         self._arena = arena
         arena.clear()
-        self.passes.renew(arena)
+        self.backward_hooks.renew(arena)
         self.pending = PendingShard(number=self._number, first=self.clock.next_step)
 
     # ------------------------------------------------------------------------------------------------- what could wait
@@ -280,7 +271,7 @@ class ShardBuilder:
     def _digest(self) -> None:
         """Find the scale of each step, check the gradients, give the slots their visits, go on with the proof."""
         steps, marks, visit = self._steps, self.marks.all(), self.visit
-        new = new_batches(steps, self.passes.credit.size_of)
+        new = new_batches(steps, self.backward_hooks.credit.size_of)
         try:
             digested = self._looked_through(steps, new)
         except BaseException:
@@ -300,15 +291,15 @@ class ShardBuilder:
         self._prove(digested)
         self._digests += 1
         if self._digests % CHOICE_LASTS == 0:
-            for follower in self.passes.followers.values():
+            for follower in self.backward_hooks.followers.values():
                 follower.look_elsewhere()
 
     def _prove(self, digested: "DigestedSteps") -> None:
         """Go on with the proof. If that cannot be, the certificate is made from the disk, when recording ends."""
         try:
-            self.proof.take(digested.lines, digested.used, digested.sums)
+            self.certificate.take(digested.lines, digested.used, digested.sums)
         except BaseException:
-            self.proof.give_up()
+            self.certificate.give_up()
             raise
 
     def _looked_through(
@@ -326,7 +317,7 @@ class ShardBuilder:
             lines += [
                 (step, line_of(each, scale))
                 for each, scale in zip(moved, scales_of(here), strict=True)
-                if each.follower.name not in self.passes.book.accounts
+                if each.follower.name not in self.backward_hooks.ledger.accounts
             ]
             used += [UsedSlots(step, *each) for each in factors_of(moved, here) if each[0].layer.keep != "ledger"]
         seen = {(step, follower.name): each.numbers for (step, follower), each in sums.items()}
@@ -344,7 +335,7 @@ class ShardBuilder:
                 for each in moved
             },
             [(each.step, each.number, each.size) for each in new],
-            self.passes.bytes + self.pending.kept,
+            self.backward_hooks.bytes + self.pending.kept,
             time.monotonic() - self._since,
         )
         try:
@@ -397,7 +388,7 @@ class ShardBuilder:
                 if not (about.marked or each.bare):
                     looks.setdefault(each.follower, []).append((step, scale, each.probe))
         if meeting is not None:
-            meeting.add_up(sums, self.passes.followers)
+            meeting.add_up(sums, self.backward_hooks.followers)
         for follower, looked in looks.items():
             numbers, scales, probes = zip(*looked, strict=True)
             wrong = not_products([sums[step, follower] for step in numbers], scales, probes)
@@ -408,7 +399,7 @@ class ShardBuilder:
     def _call(self, used: UsedSlots) -> CallRow:
         """A call with the visits of its rows, if it is known which."""
         slots = used.slots
-        owners = self.passes.credit.told(slots, used.step)
+        owners = self.backward_hooks.credit.told(slots, used.step)
         visit, size, stride = (-1, 1, 1) if owners is None else (slots.batch.visit, *owners)
         rows = slots.end - slots.begin
         return CallRow(

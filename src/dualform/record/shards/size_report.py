@@ -61,11 +61,11 @@ class SizeReport:
     """Tells the size of a memory through ``say``. ``steps`` is how many are to be taken, where that is known."""
 
     def __init__(
-        self, plan: RecordingPlan, shelf: ShardBuilder, steps: int | None, say: Callable[[str], None] | None
+        self, plan: RecordingPlan, shard_builder: ShardBuilder, steps: int | None, say: Callable[[str], None] | None
     ) -> None:
-        self.plan, self.shelf, self.steps, self.say = plan, shelf, steps, say
+        self.plan, self.shard_builder, self.steps, self.say = plan, shard_builder, steps, say
         self.estimate: SizeEstimate | None = None
-        self._first = shelf.clock.next_step
+        self._first = shard_builder.clock.next_step
 
     def take(self, step: int, moved: Sequence[ParameterUpdate]) -> None:
         """A step is complete, and not yet on the shelf."""
@@ -84,9 +84,9 @@ class SizeReport:
 
     def _grown(self, step: int) -> str:
         assert self.estimate is not None
-        size, shards = self.estimate, self.shelf.writer.manifest.shards
+        size, shards = self.estimate, self.shard_builder.writer.manifest.shards
         files = [entry for shard in shards for name, entry in shard.files.items() if name.startswith("shards/")]
-        slots = sum(entry.bytes for entry in files) + self.shelf.passes.bytes
+        slots = sum(entry.bytes for entry in files) + self.shard_builder.backward_hooks.bytes
         longer = slots / (size.slots * (step - self._first + 2))  # than the first step was, in the mean
         now = size.fixed + longer * (size.total(step - self._first + 1) - size.fixed)
         more = in_bytes(1000 * longer * size.a_step)
@@ -95,14 +95,14 @@ class SizeReport:
     def _estimate(self, step: int, moved: Sequence[ParameterUpdate]) -> SizeEstimate:
         used = {id(slots): slots for each in moved for added in each.passes for slots in added.slots}
         calls = [slots for slots in used.values() if slots.layer.keep != "ledger"]
-        batches = new_batches([(step, moved)], self.shelf.passes.credit.size_of)
+        batches = new_batches([(step, moved)], self.shard_builder.backward_hooks.credit.size_of)
         visits = max(1, sum(batch.size for batch in batches))
         columns = sum(len(batch.batch.columns) for batch in batches[:1])
         samples = sum(len(each.sample) + len(each.state_sample) for each in moved)
         tensors, waiting = _stored(calls)
         rest = self._rest()
         steps_a_shard = max(1, math.ceil(slot_buffers.SHARD_BYTES / max(1.0, waiting + rest)))
-        station = self.shelf.stations.size()
+        station = self.shard_builder.state.checkpoints.size()
         return SizeEstimate(
             visits,
             slots=sum(tensors.values()),
@@ -115,13 +115,13 @@ class SizeReport:
             shard=_padding(tensors, steps_a_shard),
             station=station,
             shards_a_station=max(1, math.ceil(state_checkpoints.SHARE * station / max(1, waiting * steps_a_shard))),
-            fixed=self._last_weights() + self.shelf.writer.manifest.init.bytes,
+            fixed=self._last_weights() + self.shard_builder.writer.manifest.init.bytes,
         )
 
     def _rest(self) -> float:
         """What snapshots of the rest take a step: the parameters of it that are trained, as often as it is kept."""
-        trained = [tensor for tensor in self.shelf.rest.tensors.values() if id(tensor) in self.plan.owner]
-        return (_bytes_of(trained) + HEADER_BYTES * len(trained)) / self.shelf.rest.every
+        trained = [tensor for tensor in self.shard_builder.state.rest.tensors.values() if id(tensor) in self.plan.owner]
+        return (_bytes_of(trained) + HEADER_BYTES * len(trained)) / self.shard_builder.state.rest.every
 
     def _last_weights(self) -> int:
         return _bytes_of([self.plan.tensors[name] for name in (*self.plan.explained, *self.plan.in_ledger)])

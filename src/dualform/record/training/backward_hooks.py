@@ -66,12 +66,12 @@ class BackwardHooks:
         dtype: DType,
         followers: dict[str, GradientFollower],
         notes: BatchColumns,
-        book: LiveLedger,
+        ledger: LiveLedger,
         credit: RowCredit,
         ranks: Ranks,
         interrupts: Interrupts,
     ) -> None:
-        self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
+        self.plan, self.followers, self.notes, self.ledger, self.ranks = plan, followers, notes, ledger, ranks
         self.credit, self.interrupts = credit, interrupts
         self.entries = ModelCalls(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
         self.arena: SlotArena
@@ -238,7 +238,7 @@ class BackwardHooks:
         if layer.in_ledger:
             slots.end = len(key)
             slots.eps = torch.finfo(error.dtype).eps
-            self.book.take(slots, key, error, users)
+            self.ledger.take(slots, key, error, users)
         if layer.keep != "ledger":
             stage = self._stages[layer.name]
             rooms = stage.take(slots, key, error, self.arena)

@@ -97,13 +97,14 @@ class LiveLedger:
     """The accounts of all parameters that a ledger explains. ``by`` is the column whose values are the groups."""
 
     def __init__(
-        self, plan: RecordingPlan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
+        self, plan: RecordingPlan, by: str | None, optimizers: Sequence[optim.Optimizer], kept: LedgerState | None,
         clock: Clock, credit: RowCredit, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.plan, self.by, self.clock, self.credit, self.ranks = plan, by, clock, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, LedgerAccount] = {}
+        states = states_by_name(plan, optimizers)
         for p in plan.parameters:
             if p.kind == "ledger":
                 self.accounts[p.name] = self._account(p.name, states.get(p.name, {}))

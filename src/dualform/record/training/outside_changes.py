@@ -17,7 +17,7 @@ from dualform.rules import path_of
 from ..hooks import uncompiled
 from ..plan import ModelLinks, RecordingPlan, unwrapped
 from ..state import states_of
-from ..verify import Marks, WeightFingerprints
+from ..verify import Marks, UnfinishedStep, WeightFingerprints
 from .backward_hooks import BackwardHooks
 from .clock import Clock
 from .live_ledger import states_by_name
@@ -53,14 +53,16 @@ class OutsideChanges:
         plan: RecordingPlan,
         optimizers: Sequence[optim.Optimizer],
         clock: Clock,
-        passes: BackwardHooks,
+        backward_hooks: BackwardHooks,
         marks: Marks,
     ) -> None:
-        self.plan, self.optimizers, self.clock, self.passes, self.marks = plan, optimizers, clock, passes, marks
+        self.plan, self.optimizers, self.clock, self.marks = plan, optimizers, clock, marks
+        self.backward_hooks = backward_hooks
+        self.unfinished_step = UnfinishedStep(plan.tensors)
         self.links = ModelLinks(plan.model, plan.tensors)
         self.replaced: set[str] = set()
         """The parameters that others took the place of."""
-        names = (*plan.explained, *plan.in_ledger) if passes.ranks.first else ()
+        names = (*plan.explained, *plan.in_ledger) if backward_hooks.ranks.first else ()
         states = states_of(plan, optimizers) | states_by_name(plan, optimizers)
         self.fingerprints = WeightFingerprints({name: plan.tensors[name] for name in names}, states)
         self._names = {id(plan.tensors[name]): name for name in names}
@@ -86,7 +88,7 @@ class OutsideChanges:
 
     def after_step(self, name: str, state: Mapping[str, Tensor]) -> None:
         """A parameter took a recorded step."""
-        self._backwards = self.passes.backwards
+        self._backwards = self.backward_hooks.backwards
         self._told.discard(name)
         self.fingerprints.take(name, state)
 
@@ -124,7 +126,7 @@ class OutsideChanges:
         for name in self.links.added():
             self.marks("added", name, ADDED, self.clock.step)
         foreign, others = self.foreign(), {mark.name for mark in self.marks.all() if mark.kind == "other-optimiser"}
-        passes = self.passes.backwards - self._backwards
+        passes = self.backward_hooks.backwards - self._backwards
         unused = f"; {passes} backward passes since then were used by no recorded optimiser" if passes else ""
         for name in sorted(foreign - self.replaced - others - set(unfinished)):
             self.marks("changed-at-end", name, AT_END + unused, self.clock.step)

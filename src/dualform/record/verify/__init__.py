@@ -1,7 +1,7 @@
 """Is the memory true? Marks, probes of gradients, checksums of weights, and the certificate as it grows."""
 
 from .gradient_audit import NO_PRODUCT, GradientFactors, OnMark, audit, not_products, probed, scale_of
-from .gradient_follower import GradientFollower, OpenPass, PassGradient, ProbedSlots, gradient_eps
+from .gradient_follower import GradientFollower, OpenPass, PassGradient, ProbedSlots, follow_gradients, gradient_eps
 from .gradient_probe import probe_call, probe_gradients
 from .live_certificate import LiveCertificate, StepLine, UsedSlots
 from .marks import Marks
@@ -26,6 +26,7 @@ __all__ = [
     "WeightSamples",
     "audit",
     "fingerprint",
+    "follow_gradients",
     "gradient_eps",
     "not_products",
     "probe_call",

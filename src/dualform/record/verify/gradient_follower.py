@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dualform.store import EntrySample
 from dualform.types import LayerInfo
 
+from ..plan import RecordingPlan
 from ..slots import CallSlots
 from .gradient_probe import GradientProbe
 
@@ -78,6 +79,14 @@ class OpenPass:
     probed: list[Tensor] = field(default_factory=list)
     left_over: bool = False
     """Whether something was there already, though no pass is known that left it."""
+
+
+def follow_gradients(plan: RecordingPlan, alone: bool, has_moved: bool) -> dict[str, "GradientFollower"]:
+    """A follower for each parameter of the recorded layers. ``has_moved`` where the memory holds steps already."""
+    followers = {name: GradientFollower(name, plan.parameter(name), plan.layers, alone) for name in plan.followed}
+    for follower in followers.values():
+        follower.moved = has_moved
+    return followers
 
 
 class GradientFollower:

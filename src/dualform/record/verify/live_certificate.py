@@ -27,6 +27,7 @@ from dualform.types import LayerInfo
 from ..distributed import Ranks
 from ..plan import CertificateEntries, RecordingPlan, columns_for, sizes_of
 from ..slots import CallSlots
+from .gradient_follower import GradientFollower
 from .gradient_probe import GradientProbe
 
 
@@ -46,7 +47,7 @@ class LiveCertificate:
     """Follows all recorded parameters whose rule lets it."""
 
     def __init__(
-        self, plan: RecordingPlan, store: Store, step: int, ranks: Ranks, probes: Mapping[str, GradientProbe]
+        self, plan: RecordingPlan, store: Store, step: int, ranks: Ranks, followers: Mapping[str, GradientFollower]
     ) -> None:
         self.plan, self.ranks = plan, ranks
         self.proofs: dict[str, ScalarFollower | PreconditionedFollower] = {}
@@ -60,8 +61,9 @@ class LiveCertificate:
             kind = ScalarFollower if rule is None or rule.precondition is None else PreconditionedFollower
             moves = int((store.schedule(name).steps <= step).sum())
             self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
-            if kind is ScalarFollower or probes[name].entrywise:
-                self.wholes[name] = kind(name, probes[name], rule, store.initial(name), state, moves)
+            probe = followers[name].probe
+            if kind is ScalarFollower or probe.entrywise:
+                self.wholes[name] = kind(name, probe, rule, store.initial(name), state, moves)
             for followed in self._followed(name):
                 followed.squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
@@ -127,7 +129,7 @@ class LiveCertificate:
         """Follow nothing any more: the certificate is made from the disk when recording ends."""
         self.proofs, self.wholes = {}, {}
 
-    def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
+    def agreements(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
         """Compare with the real weights of this moment."""
         return {name: self._agreement(name, actual[name]) for name in self.proofs}
 

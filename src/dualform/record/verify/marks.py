@@ -26,10 +26,9 @@ class Marks:
         """Forget what was noticed since, as it will be noticed again."""
         self._marks = {(mark.kind, mark.name): mark for mark in before}
 
-    def take_over(self, other: "Marks") -> "Marks":
-        """Go on with the marks of another recording of the same memory; returns itself."""
-        self._marks = {**other._marks}
-        return self
+    def take_over(self, before: "Marks") -> None:
+        """Go on with the marks of another recording of the same memory."""
+        self._marks = {**before._marks}
 
     def all(self) -> tuple[Mark, ...]:
         """The marks so far."""
