@@ -3,11 +3,12 @@
     python tests/walks.py
 
 Linear layers, SGD, float16, one process, notes. The second batch of a recording is traced: its note, its forward and
-backward pass, its step, and the writing of its shard, which is full after every step here. Three counts are printed:
+backward pass, its step, and the writing of its shard, which is full after every step here. What is printed:
 
 - main path: functions that bring slots, notes and steps into the files of the shard;
 - hops: those of them that call the main path in another file, so that a reader has to follow them there;
-- checks: all else (``CHECKS`` and ``CHECK_NAMES`` say which).
+- checks (is the memory true?), guards (interrupts, compiled graphs) and look-ups (what the plan says): the tables below
+  say which files these are.
 """
 
 import sys
@@ -29,9 +30,11 @@ from dualform.record.shards import shard_builder
 
 PACKAGE = f"{Path(dualform.__file__).parent}/"
 
+GUARDS = ("record/hooks/",)
+"""Files whose functions stand around others: interrupts, compiled graphs, copies of hooks."""
+
 CHECKS = (
     "record/verify/",
-    "record/hooks/",
     "record/rows/",
     "record/distributed/",
     "record/plan/model_links.py",
@@ -43,13 +46,16 @@ CHECKS = (
     "store/fingerprint_table.py",
     "engine/",
 )
-"""Files whose functions look whether the memory is true, or stand guard, and add no slot, visit or step to a shard:
-probes and fingerprints, marks and the certificate, interrupts, whose rows these are, the size that is told.
+"""Files whose functions find out whether the memory is true, and add no slot, visit or step to a shard: probes and
+fingerprints, marks and the certificate, whose rows these are, the size that is told.
 """
 
 CHECK_NAMES = frozenset(
     [
         "BatchColumns.check",
+        "BatchColumns._require_forward",
+        "LiveLedger.certificate",
+        "RowRun.follow",
         "ShardBuilder._audit",
         "ShardBuilder._certified",
         "ShardBuilder._look_for_nan",
@@ -58,11 +64,16 @@ CHECK_NAMES = frozenset(
         "ShardBuilder._prove",
         "ShardBuilder._waiting",
         "ShardBuilder.refused_after_errors",
+        "SideColumns.__init__",
         "StepHooks._look_at_gradients",
         "StepHooks._look_at_slots",
+        "certificate_lines",
     ]
 )
 """Functions of other files that do nothing else."""
+
+LOOKUPS = ("types.py", "rules/", "record/plan/", "record/training/clock.py")
+"""Files whose functions only tell what was decided before the first step, or which step it is."""
 
 
 class Hop(NamedTuple):
@@ -72,8 +83,12 @@ class Hop(NamedTuple):
     function: str
 
     @property
-    def is_check(self) -> bool:
-        return self.file.startswith(CHECKS) or self.function in CHECK_NAMES
+    def kind(self) -> str:
+        if self.file.startswith(GUARDS):
+            return "guards"
+        if self.file.startswith(CHECKS) or self.function in CHECK_NAMES:
+            return "checks"
+        return "look-ups" if self.file.startswith(LOOKUPS) else "main path"
 
 
 class Tracer:
@@ -119,10 +134,25 @@ def callers(frame: FrameType) -> Iterator[Hop]:
             yield hop
 
 
-def crossing(calls: Mapping[Hop, Collection[Hop]]) -> list[Hop]:
+def kinds(calls: Mapping[Hop, Collection[Hop]]) -> dict[Hop, str]:
+    """What each function does for the walk. One that only checks call is a part of the checks."""
+    kinds = {hop: hop.kind for hop in calls}
+    callers = {hop: [other for other in calls if hop in calls[other] and other != hop] for hop in calls}
+    changed = True
+    while changed:
+        aside = [
+            hop
+            for hop, kind in kinds.items()
+            if kind == "main path" and callers[hop] and all(kinds[other] == "checks" for other in callers[hop])
+        ]
+        kinds |= dict.fromkeys(aside, "checks")
+        changed = bool(aside)
+    return kinds
+
+
+def crossing(calls: Mapping[Hop, Collection[Hop]], main: Collection[Hop]) -> list[Hop]:
     """Functions of the main path that call it in another file."""
-    main = {hop: [called for called in calls[hop] if not called.is_check] for hop in calls if not hop.is_check}
-    return [hop for hop, callees in main.items() if any(called.file != hop.file for called in callees)]
+    return [hop for hop in main if any(called in main and called.file != hop.file for called in calls[hop])]
 
 
 def batch_to_disk(folder: Path, make_optimizer: Callable[..., optim.Optimizer] = optim.SGD) -> dict[Hop, set[Hop]]:
@@ -165,9 +195,12 @@ def table(title: str, hops: Iterable[Hop]) -> str:
 def main() -> None:
     with TemporaryDirectory() as folder:
         calls = batch_to_disk(Path(folder))
-    print(table("main path", [hop for hop in calls if not hop.is_check]), end="\n\n")
-    print(table("of these hops", crossing(calls)), end="\n\n")
-    print(table("checks", [hop for hop in calls if hop.is_check]), end="\n\n")
+    kind_of = kinds(calls)
+    main = [hop for hop in calls if kind_of[hop] == "main path"]
+    print(table("main path", main), end="\n\n")
+    print(table("of these hops", crossing(calls, main)), end="\n\n")
+    for kind in ("checks", "guards", "look-ups"):
+        print(table(kind, [hop for hop in calls if kind_of[hop] == kind]), end="\n\n")
     print(f"together: {len(calls)} functions in {len({hop.file for hop in calls})} files")
 
 

@@ -88,11 +88,9 @@ class Demotion:
             self.backward_hooks.ledger.accounts.pop(name, None)
         self.shard_builder.outside.forget(names)
         self.shard_builder.plan = self.backward_hooks.plan = plan
-        self.shard_builder.pending.revised = _revised(plan, every)
-
-
-def _revised(plan: RecordingPlan, every: int) -> Mapping[str, object]:
-    """The fields of the manifest that change with a plan."""
-    return {
-        "layers": plan.layers, "parameters": plan.parameters, "demoted": plan.demoted, "snapshot_every": every,
-    }  # fmt: skip
+        self.shard_builder.pending.revised = {
+            "layers": plan.layers,
+            "parameters": plan.parameters,
+            "demoted": plan.demoted,
+            "snapshot_every": every,
+        }

@@ -4,7 +4,7 @@ Optimisers that step one after the other, without a backward pass in between, ta
 for the matrices, AdamW for all else).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import optim
 
 from dualform.errors import NonFiniteGradient
 from dualform.rules import Rule
+from dualform.store import entry_sample, sampled_entries
 from dualform.types import Transition
 
 from .demotion import Demotion
@@ -22,7 +23,7 @@ from .plan import RecordingPlan
 from .shards import ShardBuilder, SizeReport
 from .state import state_tensors
 from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
-from .verify import Marks, WeightSamples, probe_gradients
+from .verify import Marks, probe_gradients
 
 FINE = torch.finfo(torch.float64).eps
 """Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
@@ -45,7 +46,9 @@ class StepHooks:
         self.notes, self.ledger = backward_hooks.notes, backward_hooks.ledger
         self.interrupts, self.outside = backward_hooks.interrupts, shard_builder.outside
         first = backward_hooks.ranks.first
-        self.samples = WeightSamples({name: plan.tensors[name] for name in plan.explained if first})
+        explained = {name: plan.tensors[name] for name in plan.explained if first}
+        self._sampled = {name: (tensor, sampled_entries(tensor)) for name, tensor in explained.items()}
+        """A few entries of each weight: by these the memory knows which model it belongs to."""
         self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
         self._together: list[optim.Optimizer] = []
         """The optimisers that took their part in the last step."""
@@ -62,28 +65,18 @@ class StepHooks:
         """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
+            before = uncompiled(self.interrupts.around(partial(self._before, rule)))
             after = uncompiled(self.interrupts.around(partial(self._after, rule)))
-            handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, before)))
             handles.append(optimizer.register_step_post_hook(after))
         return handles
 
-    def _whole(self) -> bool:
-        """Whether no optimiser is likely to join in the last step. All processes must find the same."""
-        if len(self._together) == len(self.plan.rules):
-            return True
-        return self.backward_hooks.ranks.alone and not self.backward_hooks.waiting
-
+    @staticmethod
     def _begin(
-        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:  # fmt: skip
-        """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
-        return self._guarded(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
-
-    @uncompiled
-    def _guarded(
-        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:  # fmt: skip
-        return self.interrupts.around(self._before)(rule, compiled, optimizer, args, kwargs)
+        before: Callable[..., tuple[tuple, dict] | None], optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        """A step begins. Only here, before a compiled graph breaks, it is seen whether there is one."""
+        return before(torch.compiler.is_compiling(), optimizer, args, kwargs)
 
     def _before(
         self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
@@ -207,7 +200,9 @@ class StepHooks:
             return
         for each in staged:
             state = state_tensors(rule, optimizer.state.get(each.follower.parameter, {}))
-            each.sample, each.state_sample = self.samples.take(each.follower.name, state)
+            if each.follower.name in self._sampled:
+                tensor, entries = self._sampled[each.follower.name]
+                each.sample, each.state_sample = entries.of(tensor), entry_sample(state.values())
             self.outside.after_step(each.follower.name, state)
         if not self._joins(optimizer):
             self.clock.tick()
@@ -222,4 +217,7 @@ class StepHooks:
             each.follower.passes, each.follower.moved = [], True
         self.outside.unfinished_step.end()
         self.sizes.take(self.clock.step, staged)
-        self.shard_builder.add(self.clock.step, staged, whole=self._whole())
+        # no other optimiser is likely to join in this step; all processes must find the same
+        all_joined = len(self._together) == len(self.plan.rules)
+        whole = all_joined or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
+        self.shard_builder.add(self.clock.step, staged, whole)

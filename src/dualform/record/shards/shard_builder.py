@@ -172,16 +172,15 @@ class ShardBuilder:
         if first := self.state.frozen.first_value(parameter, self.clock.next_step):
             self.pending.keep(first)
 
-    def hand_over(self, ledger: bool = False) -> None:
-        """Give the complete steps to the writer; waits while the disk is behind. The ``ledger`` goes with them where
-        the user wants to be able to come back.
-        """
-        shard = self._closed(ledger)
+    def hand_over(self) -> None:
+        """Give the complete steps to the writer; waits while the disk is behind."""
+        shard = self._closed()
         if shard is not None:
             self._send(shard)
 
-    def _closed(self, ledger: bool, live: bool = True) -> PendingShard | None:
-        """The shard with all that belongs to it; None where there are no steps. Where the tensors are not ``live``, a
+    def _closed(self, ledger: bool = False, live: bool = True) -> PendingShard | None:
+        """The shard with all that belongs to it; None where there are no steps. The ``ledger`` is part of it where the
+        user wants to be able to come back. Where the tensors are not ``live``, a
         step has been broken off: they are kept as they stood before it.
         """
         shard = self.pending

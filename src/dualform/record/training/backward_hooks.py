@@ -73,7 +73,12 @@ class BackwardHooks:
     ) -> None:
         self.plan, self.followers, self.notes, self.ledger, self.ranks = plan, followers, notes, ledger, ranks
         self.credit, self.interrupts = credit, interrupts
-        self.entries = ModelCalls(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
+        self.entries = ModelCalls(
+            plan.model,
+            notes.begin_call,
+            lambda call, module, args, kwargs: credit.see(call, module, args, kwargs, notes.batch.size),
+            lambda: interrupts.interruptions,
+        )
         self.arena: SlotArena
         """Where slots lie until they are written."""
         self.bytes = 0
@@ -135,10 +140,6 @@ class BackwardHooks:
     def waiting(self) -> bool:
         """Whether slots wait for a step to come."""
         return any(follower.passes for follower in self.followers.values())
-
-    def _entered(self, entry: ModelCall, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """The user's call of a module is over."""
-        self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
 
     @uncompiled
     def _forward(

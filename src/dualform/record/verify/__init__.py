@@ -7,7 +7,6 @@ from .live_certificate import LiveCertificate, StepLine, UsedSlots
 from .marks import Marks
 from .unfinished_step import UnfinishedStep
 from .weight_fingerprint import WeightFingerprints, fingerprint
-from .weight_samples import WeightSamples
 
 __all__ = [
     "NO_PRODUCT",
@@ -23,7 +22,6 @@ __all__ = [
     "UnfinishedStep",
     "UsedSlots",
     "WeightFingerprints",
-    "WeightSamples",
     "audit",
     "fingerprint",
     "follow_gradients",
