@@ -155,7 +155,7 @@ def test_a_loop_that_stops_an_epoch_by_an_interrupt_goes_on_in_the_same_recordin
     model = mlp(5, 4, 3)
     optimizer = sgd(model, momentum=0.9)
     with recorded(tmp_path, model, optimizer) as tape:
-        for place in ("_digest", "flush", "_closed", "_send"):
+        for place in ("_digest", "flush", "_complete_shard", "_send"):
             with suppress(KeyboardInterrupt), before(tape._recorder.shard_builder, place, press):
                 learn(model, optimizer, *DATA[0])
                 tape.flush()
@@ -296,7 +296,7 @@ def test_what_a_backward_pass_left_that_was_broken_off_is_marked_if_a_step_uses_
             F.cross_entropy(model[2](Stops.apply(model[1](model[0](x)))), y).backward()
         F.cross_entropy(model(x), y).backward()  # without zero_grad
         optimizer.step()
-        assert not tape._recorder.backward_hooks._tasks
+        assert not tape._recorder.backward_hooks._backward_passes
     memory = dualform.open(tmp_path)
     assert {mark.name for mark in memory.certificate.marks if mark.kind == "not-a-product"} == {"2.weight", "2.bias"}
 

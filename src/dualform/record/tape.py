@@ -41,7 +41,7 @@ TAUGHT: Mapping[type, Rule] = {}
 
 
 GRACE = 5.0
-"""Seconds that a disk gets when the recording ends, if the user did not want to wait for it before."""
+"""Seconds that the recorder waits for the disk at the end, if the user has given up waiting before."""
 
 
 def record(
@@ -86,7 +86,7 @@ def record(
     if copies < 1:
         raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
-    if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
+    if by is None and any("ledger" in value for value in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
     replan = partial(make_plan, model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
     plan = replan()
@@ -114,9 +114,9 @@ class Tape:
         self._recorder: Recorder
         self._running = False
         self.steps_ahead: int | None = None
-        """How many steps are to be recorded, where a trainer knows: then the size of the whole memory is told."""
+        """The number of steps to come, if a trainer knows it: then the size of the whole memory is reported."""
         self.replan: Callable[[], RecordingPlan] | None = None
-        """Looks at the model and its optimisers again."""
+        """Makes a new plan of the model and its optimisers."""
 
     @property
     def step(self) -> int:
@@ -133,12 +133,12 @@ class Tape:
         self.interrupts.around(self._recorder.notes.note)(columns)
 
     def note_instead(self, columns: Mapping[str, Any]) -> None:
-        """The same for trainers, which may leave a batch out: in place of a note that no forward pass has followed."""
+        """The same for trainers, which may skip a batch: replaces a note that no forward pass has followed."""
         self._need_running()
         self.interrupts.around(self._recorder.notes.note)(columns, True)
 
     def flush(self) -> None:
-        """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
+        """Return when all complete steps are on disk. Call it before you save a checkpoint; where several processes
         train, in all of them.
         """
         self._need_running()
@@ -154,7 +154,7 @@ class Tape:
             self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
             undo.callback(ranks.leave)
             folder = rank_folder(self.path, ranks.rank)
-            manifest = self._begin(folder, undo)
+            manifest = self._open_memory(folder, undo)
             writer = ShardWriter(folder, manifest)
             undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
             say = self._tell if self._speaks else None
@@ -192,20 +192,20 @@ class Tape:
                 "with dualform.record(model, optimizer, path) as tape: …"
             )
 
-    def _begin(self, folder: Path, undo: ExitStack) -> Manifest:
-        """A new memory or an old one, with this process's part of it."""
-        path, plan, about, ranks = self.path, self.plan, self.options, self._ranks
+    def _open_memory(self, folder: Path, undo: ExitStack) -> Manifest:
+        """Create or resume the memory; returns the manifest of this process's part."""
+        path, plan, options, ranks = self.path, self.plan, self.options, self._ranks
         with ranks.together():
-            if about.resume is not None:
+            if options.resume is not None:
                 plan = self.plan = demote_again(plan, load_manifest(path))  # before a folder is made
             elif ranks.first:
                 require_own_folder(path)
-        for here in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
+        for is_turn in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
             with ranks.together():
-                if here:
+                if is_turn:
                     undo.callback(lock_folder(folder).release)
-        begin = create_memory if about.resume is None else resume_memory
-        return begin(folder, plan, self.optimizers, about, ranks)
+        begin = create_memory if options.resume is None else resume_memory
+        return begin(folder, plan, self.optimizers, options, ranks)
 
     def _say(self) -> None:
         if self._speaks:
@@ -225,7 +225,7 @@ class Tape:
         Console(stderr=True, highlight=False).print(f"dualform: {text}", soft_wrap=True)
 
     def _add_param_group(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """An optimiser gets further parameters: record the layers that join with them."""
+        """An optimiser gets further parameters: record their layers from now on."""
         method(*args, **kwargs)
         try:
             grown = self.plan if self.replan is None else self.replan()
@@ -242,7 +242,7 @@ class Tape:
                     self._recorder.marks("joined", name, NOT_RECORDED, self.step + 1)
 
     def _grow(self, grown: RecordingPlan, names: Sequence[str]) -> None:
-        """Go on with more layers, from what is on disk by now."""
+        """Record further layers: write the memory to disk, and go on as after a resume."""
         step, before = self.step, self._recorder
         shard_builder = before.shard_builder
         for name in names:
@@ -270,13 +270,13 @@ class Tape:
         self._recorder.shard_builder.flush()
         with self._ranks.together():
             if self._ranks.first:
-                self._check_the_others()
+                self._certify_from_disk()
         self._recorder.shard_builder.writer.end(Ended("closed", self.step))
         self._recorder.notes.close()
 
     def _keep_weights(self) -> None:
-        """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
-        broken off, and those that somebody put there since, belong to no step.
+        """Keep the last weights, so that the network can be queried without its checkpoint. Weights of a step that was
+        broken off, and weights that were loaded since, belong to no step.
         """
         shard_builder = self._recorder.shard_builder
         plan, unfinished = shard_builder.plan, shard_builder.outside.unfinished_step.changed()
@@ -285,9 +285,9 @@ class Tape:
         if self.step > (self.options.resume or 0) and not unfinished:
             shard_builder.keep(self.step, explained if self._ranks.first and not foreign else {})
 
-    def _check_the_others(self) -> None:
-        """Parameters that could not be followed as a whole, and have to be: their certificate is made now. Such are
-        those whose rule needs a whole matrix at a time, and marked ones of which a few entries were followed.
+    def _certify_from_disk(self) -> None:
+        """Certify the parameters that the live certificate could not: those whose rule needs a whole matrix at a time,
+        and marked ones of which only a few entries were followed.
         """
         shard_builder = self._recorder.shard_builder
         writer, plan, foreign = shard_builder.writer, shard_builder.plan, shard_builder.outside.foreign()

@@ -1,4 +1,4 @@
-"""What is kept beside slots: first and frozen weights, snapshots, states of the optimiser; new and resumed memories."""
+"""What is kept beside slots: first and frozen weights, snapshots, optimiser state; new and resumed memories."""
 
 from . import state_checkpoints
 from .create import create_memory, state_tensors, states_of

@@ -1,4 +1,4 @@
-"""Is the memory true? Marks, probes of gradients, checksums of weights, and the certificate as it grows."""
+"""Checks that the memory is true: marks, probes of gradients, checksums of weights, and the live certificate."""
 
 from .gradient_audit import NO_PRODUCT, GradientFactors, OnMark, audit, not_products, probed, scale_of
 from .gradient_follower import GradientFollower, OpenPass, PassGradient, ProbedSlots, follow_gradients, gradient_eps
