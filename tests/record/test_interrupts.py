@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.errors import DualformWarning, RecordError
 from dualform.record import trainer_session as session
-from dualform.record.shards import shard_builder as shelf
+from dualform.record.shards import shard_builder
 from dualform.store import PendingShard, ShardWriter, read_manifest
 from dualform.types import Ended
 
@@ -83,7 +83,7 @@ def assert_whole(path: Path, model: nn.Module, step: int) -> dualform.Memory:
 @pytest.fixture(scope="module")
 def campaign(benchmark) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf, "DIGEST_STEPS", 3)
+        patch.setattr(shard_builder, "DIGEST_STEPS", 3)
         yield benchmark("interrupts")
 
 
@@ -166,7 +166,7 @@ def test_a_loop_that_stops_an_epoch_by_an_interrupt_goes_on_in_the_same_recordin
 
 
 def test_where_warnings_are_errors_a_mark_is_raised_when_no_step_is_half_looked_through(tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 2)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 2)
     model, raised = mlp(5, 4, 3), []
     optimizer = sgd(model)
     with warnings.catch_warnings(), suppress(DualformWarning), recorded(tmp_path, model, optimizer):
@@ -188,7 +188,7 @@ def test_where_warnings_are_errors_a_mark_is_raised_when_no_step_is_half_looked_
 
 @pytest.mark.parametrize("place", ["_audit", "_number_visits", "_call", "_place"])
 def test_an_error_while_steps_are_looked_through_loses_none_or_is_said(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 3)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 3)
 
     def fail() -> None:
         raise MemoryError("nothing left")
@@ -214,7 +214,7 @@ def test_an_error_while_steps_are_looked_through_loses_none_or_is_said(place, tm
 
 
 def test_an_error_in_the_live_certificate_makes_it_anew_from_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 3)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 3)
     model = mlp(5, 4, 3)
     optimizer = sgd(model)
 
