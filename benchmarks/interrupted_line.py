@@ -29,7 +29,7 @@ PLACES = {
     ("step_hooks.py", "_before"): "hook before the step",
     ("step_hooks.py", "_after"): "hook after the step",
     ("shard_builder.py", "_digest"): "digest",
-    ("shard_builder.py", "_closed"): "hand-over",
+    ("shard_builder.py", "_complete_shard"): "hand-over",
     ("shard_builder.py", "_send"): "hand-over",
     (Path(interrupts.STEP.co_filename).name, interrupts.STEP.co_name): "optimiser's step",
 }

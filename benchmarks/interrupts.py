@@ -36,7 +36,7 @@ from paper_run import machine, save
 
 import dualform
 from dualform.errors import DualformError, DualformWarning
-from dualform.record.shards import shard_builder as shelf
+from dualform.record.shards import shard_builder
 
 COUNT = 1000
 SHOTS = 3
@@ -62,7 +62,7 @@ class Armed:
 def child(number: int, how: str, seed: int) -> None:
     """Run a case, disturbed, as often as is asked for, and print what was found: one line a run."""
     case, luck, armed = CASES[number], random.Random(f"{number} {how} {seed}"), Armed()
-    shelf.DIGEST_STEPS = 3
+    shard_builder.DIGEST_STEPS = 3
     expected = undisturbed(case)
     if case.strict:
         warnings.simplefilter("error")

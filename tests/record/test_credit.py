@@ -369,7 +369,7 @@ def test_flat_rows_of_growing_length_and_a_smaller_last_batch_need_no_further_pr
             model(torch.randn(b, n, 5, dtype=torch.float64)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            probes.append(tape._passes.credit.probes)
+            probes.append(tape._recorder.backward_hooks.credit.probes)
     assert probes == [1] * 5
     memory = dualform.open(tmp_path)
     assert not marked(memory)

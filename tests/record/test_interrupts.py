@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.errors import DualformWarning, RecordError
 from dualform.record import trainer_session as session
-from dualform.record.shards import shard_builder as shelf
+from dualform.record.shards import shard_builder
 from dualform.store import PendingShard, ShardWriter, read_manifest
 from dualform.types import Ended
 
@@ -83,7 +83,7 @@ def assert_whole(path: Path, model: nn.Module, step: int) -> dualform.Memory:
 @pytest.fixture(scope="module")
 def campaign(benchmark) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf, "DIGEST_STEPS", 3)
+        patch.setattr(shard_builder, "DIGEST_STEPS", 3)
         yield benchmark("interrupts")
 
 
@@ -155,8 +155,8 @@ def test_a_loop_that_stops_an_epoch_by_an_interrupt_goes_on_in_the_same_recordin
     model = mlp(5, 4, 3)
     optimizer = sgd(model, momentum=0.9)
     with recorded(tmp_path, model, optimizer) as tape:
-        for place in ("_digest", "flush", "_closed", "_send"):
-            with suppress(KeyboardInterrupt), before(tape._shelf, place, press):
+        for place in ("_digest", "flush", "_complete_shard", "_send"):
+            with suppress(KeyboardInterrupt), before(tape._recorder.shard_builder, place, press):
                 learn(model, optimizer, *DATA[0])
                 tape.flush()
     assert assert_whole(tmp_path, model, 4).store.manifest.ended == Ended("closed", 4)
@@ -166,7 +166,7 @@ def test_a_loop_that_stops_an_epoch_by_an_interrupt_goes_on_in_the_same_recordin
 
 
 def test_where_warnings_are_errors_a_mark_is_raised_when_no_step_is_half_looked_through(tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 2)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 2)
     model, raised = mlp(5, 4, 3), []
     optimizer = sgd(model)
     with warnings.catch_warnings(), suppress(DualformWarning), recorded(tmp_path, model, optimizer):
@@ -188,7 +188,7 @@ def test_where_warnings_are_errors_a_mark_is_raised_when_no_step_is_half_looked_
 
 @pytest.mark.parametrize("place", ["_audit", "_number_visits", "_call", "_place"])
 def test_an_error_while_steps_are_looked_through_loses_none_or_is_said(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 3)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 3)
 
     def fail() -> None:
         raise MemoryError("nothing left")
@@ -198,7 +198,7 @@ def test_an_error_while_steps_are_looked_through_loses_none_or_is_said(place, tm
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with recorded(tmp_path, model, optimizer) as tape, before(tape._shelf, place, fail):
+            with recorded(tmp_path, model, optimizer) as tape, before(tape._recorder.shard_builder, place, fail):
                 for x, y in DATA:
                     tape.note(label=y)
                     with suppress(MemoryError):
@@ -214,14 +214,14 @@ def test_an_error_while_steps_are_looked_through_loses_none_or_is_said(place, tm
 
 
 def test_an_error_in_the_live_certificate_makes_it_anew_from_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(shelf, "DIGEST_STEPS", 3)
+    monkeypatch.setattr(shard_builder, "DIGEST_STEPS", 3)
     model = mlp(5, 4, 3)
     optimizer = sgd(model)
 
     def fail() -> None:
         raise MemoryError("nothing left")
 
-    with recorded(tmp_path, model, optimizer) as tape, before(tape._shelf.proof, "take", fail):
+    with recorded(tmp_path, model, optimizer) as tape, before(tape._recorder.shard_builder.certificate, "take", fail):
         for x, y in DATA:
             with suppress(MemoryError):
                 learn(model, optimizer, x, y)
@@ -296,7 +296,7 @@ def test_what_a_backward_pass_left_that_was_broken_off_is_marked_if_a_step_uses_
             F.cross_entropy(model[2](Stops.apply(model[1](model[0](x)))), y).backward()
         F.cross_entropy(model(x), y).backward()  # without zero_grad
         optimizer.step()
-        assert not tape._passes._tasks
+        assert not tape._recorder.backward_hooks._backward_passes
     memory = dualform.open(tmp_path)
     assert {mark.name for mark in memory.certificate.marks if mark.kind == "not-a-product"} == {"2.weight", "2.bias"}
 
@@ -370,7 +370,7 @@ def test_who_does_not_want_to_wait_for_the_disk_presses_three_times(tmp_path, ca
     with not_waited, pytest.raises(KeyboardInterrupt), recorded(tmp_path, model, optimizer) as tape:
         learn(model, optimizer, *DATA[0])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tape._shelf.writer, "_write", lambda shard: hangs.wait(60))
+            patch.setattr(tape._recorder.shard_builder.writer, "_write", lambda shard: hangs.wait(60))
             presses.start()
             tape.flush()
     assert time.monotonic() - began < 30  # leaving the with-block does not wait again

@@ -26,7 +26,7 @@ from kinds import KINDS, Kind
 
 import dualform
 from dualform.errors import DualformError
-from dualform.record.shards import shard_builder as shelf
+from dualform.record.shards import shard_builder
 
 WORLD = 2
 
@@ -95,7 +95,7 @@ def train(case: Case, path: Path, rank: int = 0, world: int = 1) -> list[dict[st
     if world > 1 and not case.how.endswith("by hand"):
         net = DistributedDataParallel(model, gradient_as_bucket_view=case.how == "in views")
     states, checkpoint, then = [_state(model)], None, random.get_state()
-    before, shelf.SHARD_BYTES = shelf.SHARD_BYTES, case.shard_bytes or shelf.SHARD_BYTES
+    before, shard_builder.SHARD_BYTES = shard_builder.SHARD_BYTES, case.shard_bytes or shard_builder.SHARD_BYTES
     try:
         for first, last, resume in _stretches(case):
             if resume is not None:
@@ -111,7 +111,7 @@ def train(case: Case, path: Path, rank: int = 0, world: int = 1) -> list[dict[st
             if resume is None and case.stop_at is not None:
                 random.set_state(then)
     finally:
-        shelf.SHARD_BYTES = before
+        shard_builder.SHARD_BYTES = before
     return states
 
 
@@ -222,7 +222,7 @@ def each_alone(path: Path) -> None:
 
 def killed(path: Path, at: int = 40) -> None:
     """The last process is killed in the middle of a step."""
-    shelf.SHARD_BYTES = 2000
+    shard_builder.SHARD_BYTES = 2000
     model = KINDS["linear"].model()
     optimizer = optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     net, random = DistributedDataParallel(model), torch.Generator().manual_seed(dist.get_rank())

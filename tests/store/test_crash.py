@@ -288,11 +288,13 @@ def test_an_interrupt_while_the_loop_waits_for_the_disk_loses_nothing(where, tmp
         dualform.record(model, optimizer, tmp_path, dtype="float64", progress=False) as tape,
     ):
         if where == "get":
-            arenas = tape._shelf._arenas
+            arenas = tape._recorder.shard_builder._arenas
             slow = SimpleNamespace(get=interrupted(arenas.get), put=arenas.put)
-            monkeypatch.setattr(tape._shelf, "_arenas", slow)
+            monkeypatch.setattr(tape._recorder.shard_builder, "_arenas", slow)
         else:
-            monkeypatch.setattr(tape._shelf.writer, "put", interrupted(tape._shelf.writer.put))
+            monkeypatch.setattr(
+                tape._recorder.shard_builder.writer, "put", interrupted(tape._recorder.shard_builder.writer.put)
+            )
         for x, y in DATA:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()

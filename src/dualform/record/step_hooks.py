@@ -1,10 +1,10 @@
-"""From an optimiser's step to lines of the memory: what it does to each parameter, and the slots it uses up.
+"""Hooks on the optimisers: what a step does to each parameter, and which slots it uses up.
 
 Optimisers that step one after the other, without a backward pass in between, take one step of the memory together (Muon
-for the matrices, AdamW for all else).
+for the matrices, AdamW for all other parameters).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,76 +14,69 @@ from torch import optim
 
 from dualform.errors import NonFiniteGradient
 from dualform.rules import Rule
+from dualform.store import entry_sample, sampled_entries
 from dualform.types import Transition
 
 from .demotion import Demotion
-from .hooks import Interrupts, uncompiled
+from .hooks import uncompiled
 from .plan import RecordingPlan
 from .shards import ShardBuilder, SizeReport
-from .slots import BatchColumns
 from .state import state_tensors
-from .training import BackwardHooks, LedgerStep, ParameterUpdate, RuleAudit
-from .verify import Marks, WeightSamples, probe_gradients
+from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
+from .verify import Marks, probe_gradients
 
 FINE = torch.finfo(torch.float64).eps
-"""Parameters of this precision are multiplied by numbers as they are, all others by their float32."""
+"""Parameters of this precision are multiplied by float64 factors, all others by the same in float32."""
 
 
 class StepHooks:
-    """Watches the optimisers. A step counts when it is over."""
+    """Watches the optimisers. A step counts when it is complete."""
 
     def __init__(
         self,
         plan: RecordingPlan,
-        passes: BackwardHooks,
-        notes: BatchColumns,
-        samples: WeightSamples,
+        clock: Clock,
         marks: Marks,
-        shelf: ShardBuilder,
+        backward_hooks: BackwardHooks,
+        shard_builder: ShardBuilder,
         sizes: SizeReport,
-        interrupts: Interrupts,
     ) -> None:
-        self.plan, self.notes, self.book, self.sizes, self.interrupts = plan, notes, passes.book, sizes, interrupts
-        self.samples, self.marks, self.shelf, self.outside = samples, marks, shelf, shelf.outside
-        self._followers = {id(follower.parameter): follower for follower in passes.followers.values()}
-        self._passes = passes
-        self._together: list[optim.Optimizer] = []
-        """The optimisers that took their part in the last step."""
+        self.plan, self.clock, self.marks, self.sizes = plan, clock, marks, sizes
+        self.backward_hooks, self.shard_builder = backward_hooks, shard_builder
+        self.notes, self.ledger = backward_hooks.notes, backward_hooks.ledger
+        self.interrupts, self.outside = backward_hooks.interrupts, shard_builder.outside
+        first = backward_hooks.ranks.first
+        explained = {name: plan.tensors[name] for name in plan.explained if first}
+        self._sampled = {name: (tensor, sampled_entries(tensor)) for name, tensor in explained.items()}
+        """A few entries of each weight: by these the memory knows which model it belongs to."""
+        self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
+        self._joined: list[optim.Optimizer] = []
+        """The optimisers that have joined in the last step."""
         self._backwards = 0
-        """The backward passes by then."""
-        self._demotion = Demotion(passes, shelf, marks)
+        """The number of backward passes before it."""
+        self._demotion = Demotion(backward_hooks, shard_builder, marks)
         self._rule_audit = RuleAudit(marks)
-        self._staged: list[ParameterUpdate] | None = None
-        self._booked: list[LedgerStep] = []
-        self._rule: tuple[Rule | None, bool] = None, False
-        self._last: tuple[Transition | None, Mapping[str, float]] = None, {}
+        self._updates: list[ParameterUpdate] | None = None
+        self._ledger_steps: list[LedgerStep] = []
+        self._last_rule: tuple[Rule | None, bool] = None, False
+        self._last_transition: tuple[Transition | None, Mapping[str, float]] = None, {}
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
         """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
         handles = []
         for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
+            before = uncompiled(self.interrupts.around(partial(self._before, rule)))
             after = uncompiled(self.interrupts.around(partial(self._after, rule)))
-            handles.append(optimizer.register_step_pre_hook(partial(self._begin, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, before)))
             handles.append(optimizer.register_step_post_hook(after))
         return handles
 
-    def _whole(self) -> bool:
-        """Whether no optimiser is likely to join in the last step. All processes must find the same."""
-        if len(self._together) == len(self.plan.rules):
-            return True
-        return self._passes.ranks.alone and not self._passes.waiting
-
+    @staticmethod
     def _begin(
-        self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:  # fmt: skip
-        """A step begins: seen here, where a compiled graph does not break yet, is whether there is one."""
-        return self._guarded(rule, torch.compiler.is_compiling(), optimizer, args, kwargs)
-
-    @uncompiled
-    def _guarded(
-        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:  # fmt: skip
-        return self.interrupts.around(self._before)(rule, compiled, optimizer, args, kwargs)
+        before: Callable[..., tuple[tuple, dict] | None], optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        """A step begins. Only here, before a compiled graph breaks, it is seen whether there is one."""
+        return before(torch.compiler.is_compiling(), optimizer, args, kwargs)
 
     def _before(
         self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
@@ -101,27 +94,27 @@ class StepHooks:
         return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
 
     def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
-        """The gradients are as the step will use them: read them, and what the step is going to do."""
-        self._staged, self._booked = None, []
+        """The gradients are final: read them, and what the step is going to do with them."""
+        self._updates, self._ledger_steps = None, []
         self.interrupts.watch()
-        self.outside.tell(self.shelf.unfinished.mark(self.marks))
-        self._passes.forget_unfinished()
+        self.outside.mark_is_known(self.outside.unfinished_step.mark(self.marks, self.clock.next_step))
+        self.backward_hooks.forget_unfinished()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step …
         scale = getattr(optimizer, "grad_scale", None)
         inner = 1.0 if scale is None else 1.0 / float(scale)  # … or to divide by the loss scale inside it
-        staged: list[ParameterUpdate] = []
+        updates: list[ParameterUpdate] = []
         owners, number = self.plan.owners, self.plan.rules.index(rule)
-        self.outside.look_at_links(self.marks.step + 1)
+        self.outside.check_links(self.clock.next_step)
         for group in optimizer.param_groups:
             options = {**group, "capturable": True} if compiled else group  # steps are tensors there, too
             for parameter in group["params"]:
                 owners.add(parameter, number)
                 follower = self._followers.get(id(parameter))
                 if follower is None:
-                    self.outside.look_at_parameter(parameter)
-                    self.shelf.keep_first(parameter)
+                    self.outside.check_parameter(parameter)
+                    self.shard_builder.keep_first(parameter)
                     continue
                 if parameter.grad is None:
                     follower.passes = []
@@ -132,90 +125,102 @@ class StepHooks:
                 state = optimizer.state.get(parameter, {})
                 settings = rule.settings(options, state) if rule else {}
                 rounds = bool(rule) and rule.decays_by_factor and follower.eps > FINE and not group.get("fused")
-                if settings != self._last[1] or (rule, rounds) != self._rule:  # most steps are alike
+                if settings != self._last_transition[1] or (rule, rounds) != self._last_rule:  # most steps are alike
                     transition = rule.transition(settings) if rule else None
                     if rounds and transition is not None:
                         transition = transition._replace(ww=float(np.float32(transition.ww)))
-                    self._last, self._rule = (transition, settings), (rule, rounds)
-                transition, settings = self._last
+                    self._last_transition, self._last_rule = (transition, settings), (rule, rounds)
+                transition, settings = self._last_transition
                 self.outside.before_step(follower.name, state_tensors(rule, state))
-                staged.append(ParameterUpdate(follower, follower.passes, transition, settings, inner, bare))
-                if follower.name in self.book.accounts:
+                updates.append(ParameterUpdate(follower, follower.passes, transition, settings, inner, bare))
+                if follower.name in self.ledger.accounts:
                     assert transition is not None
-                    self._booked.append(self.book.stage(follower, transition, settings, state, inner))
-        self._look_at_gradients(staged)
-        if self._passes.unseen or any(each.bare for each in staged):
-            staged = self._without_demoted(staged)
-        self._look_at_slots(staged)
-        self._rule_audit.before(optimizer, rule, staged)
-        self.shelf.unfinished.begin(optimizer)
-        self._staged, self.interrupts.stepping = staged, optimizer
+                    self._ledger_steps.append(self.ledger.stage(follower, transition, settings, state, inner))
+        self._probe_gradients(updates)
+        if self.backward_hooks.unseen or any(update.bare for update in updates):
+            updates = self._without_demoted(updates)
+        self._check_slots(updates)
+        self._rule_audit.before(optimizer, rule, updates)
+        self.outside.unfinished_step.begin(optimizer)
+        self._updates, self.interrupts.stepping = updates, optimizer
 
-    def _without_demoted(self, staged: list[ParameterUpdate]) -> list[ParameterUpdate]:
-        """The parameters of a step without those that are left to the rest now."""
-        demoted = self._demotion.look(staged)
+    def _without_demoted(self, updates: list[ParameterUpdate]) -> list[ParameterUpdate]:
+        """The updates of a step without those of parameters that have to be moved to the rest now."""
+        demoted = self._demotion.demote(updates)
         for follower in demoted:
             self._followers.pop(id(follower.parameter), None)
         names = {follower.name for follower in demoted}
-        self._booked = [each for each in self._booked if each.account.name not in names]
-        self._demotion.tell()
-        return [each for each in staged if each.follower not in demoted]
+        self._ledger_steps = [step for step in self._ledger_steps if step.account.name not in names]
+        self._demotion.mark(self.clock.next_step)
+        return [update for update in updates if update.follower not in demoted]
 
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
-        others = self._together and all(each is not optimizer for each in self._together)
-        return bool(others) and self._passes.backwards == self._backwards and self.shelf.holds(self.marks.step)
+        is_another = self._joined and all(joined is not optimizer for joined in self._joined)
+        return (
+            bool(is_another)
+            and self.backward_hooks.backwards == self._backwards
+            and self.shard_builder.holds(self.clock.step)
+        )
 
-    def _look_at_gradients(self, staged: Sequence[ParameterUpdate]) -> None:
-        """See gradients whole, through their probes: NaN or infinity show there, too."""
-        gradients = {each.follower: grad for each in staged if (grad := each.follower.parameter.grad) is not None}
+    def _probe_gradients(self, updates: Sequence[ParameterUpdate]) -> None:
+        """Take the probes of all gradients, which show NaN and infinity, too."""
+        gradients = {
+            update.follower: grad for update in updates if (grad := update.follower.parameter.grad) is not None
+        }
         if not gradients:
             return
         probes, finite = probe_gradients([follower.probe for follower in gradients], list(gradients.values()))
-        for each, probe in zip(staged, probes, strict=True):
-            each.probe = probe
+        for update, probe in zip(updates, probes, strict=True):
+            update.probe = probe
         for follower, grad in () if finite else gradients.items():
             if not bool(grad.isfinite().all()):
                 raise self._not_finite(f"the gradient of '{follower.name}' holds")
 
-    def _look_at_slots(self, staged: Sequence[ParameterUpdate]) -> None:
+    def _check_slots(self, updates: Sequence[ParameterUpdate]) -> None:
+        """Raise an error if slots are not finite, or if their batch was not noted with the usual columns."""
         batches = {}
-        for each in staged:
-            for added in each.passes:
-                for slots in added.slots:
+        for update in updates:
+            for gradient_pass in update.passes:
+                for slots in gradient_pass.slots:
                     batches[id(slots.batch)] = slots.batch
                     if not slots.finite:
                         raise self._not_finite(f"the inputs or errors of layer '{slots.layer.name}' hold")
         for batch in batches.values():
             self.notes.check(batch)
 
-    def _not_finite(self, what: str) -> NonFiniteGradient:
-        step = self.marks.step
+    def _not_finite(self, subject: str) -> NonFiniteGradient:
+        step = self.clock.step
         return NonFiniteGradient(
-            f"{what} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
-            f"{self.shelf.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
+            f"{subject} NaN or infinity at step {step + 1}; the step was not taken. The memory stands at step "
+            f"{self.shard_builder.stands_at()}. Lower the learning rate, clip the gradient, or look at the batch."
         )
 
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        staged, self._staged = self._staged, None
+        updates, self._updates = self._updates, None
         self.interrupts.stepping = None
-        if staged is None:
+        if updates is None:
             return
-        for each in staged:
-            state = state_tensors(rule, optimizer.state.get(each.follower.parameter, {}))
-            each.sample, each.state_sample = self.samples.take(each.follower.name, state)
-            self.outside.after_step(each.follower.name, state)
+        for update in updates:
+            state = state_tensors(rule, optimizer.state.get(update.follower.parameter, {}))
+            if update.follower.name in self._sampled:
+                tensor, entries = self._sampled[update.follower.name]
+                update.sample, update.state_sample = entries.of(tensor), entry_sample(state.values())
+            self.outside.after_step(update.follower.name, state)
         if not self._joins(optimizer):
-            self.marks.step += 1
-            self._together, self._backwards = [], self._passes.backwards
-        self._together.append(optimizer)
-        self._rule_audit.after()
-        self.shelf.enter(self.marks.step, staged)
-        if self._booked:
-            with self.shelf.refused_after_errors("the ledger"):
-                self.book.take_step(self._booked)
-        for each in staged:
-            each.follower.passes, each.follower.moved = [], True
-        self.shelf.unfinished.end()
-        self.sizes.take(self.marks.step, staged)
-        self.shelf.add(self.marks.step, staged, whole=self._whole())
+            self.clock.tick()
+            self._joined, self._backwards = [], self.backward_hooks.backwards
+        self._joined.append(optimizer)
+        self._rule_audit.after(self.clock.step)
+        self.shard_builder.enter(self.clock.step, updates)
+        if self._ledger_steps:
+            with self.shard_builder.refused_after_errors("the ledger"):
+                self.ledger.take_step(self._ledger_steps)
+        for update in updates:
+            update.follower.passes, update.follower.moved = [], True
+        self.outside.unfinished_step.end()
+        self.sizes.take(self.clock.step, updates)
+        # no other optimiser is likely to join in this step; all processes must find the same
+        all_joined = len(self._joined) == len(self.plan.rules)
+        all_joined = all_joined or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
+        self.shard_builder.add(self.clock.step, updates, all_joined)

@@ -32,28 +32,16 @@ from .distributed import find_ranks
 from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
 from .plan import RecordingPlan, RecordOptions, make_plan, plain_optimizers
-from .rows import RowCredit
-from .shards import ShardBuilder, SizeReport
-from .slots import BatchColumns
-from .state import (
-    FrozenWeightTracker,
-    RestSnapshots,
-    StateCheckpoints,
-    create_memory,
-    demote_again,
-    resume_memory,
-    states_of,
-)
-from .step_hooks import StepHooks
-from .training import BackwardHooks, LiveLedger, OutsideChanges, states_by_name
-from .verify import GradientFollower, LiveCertificate, Marks, WeightSamples
+from .recorder import Recorder
+from .state import create_memory, demote_again, resume_memory
+from .training import Clock
 
 TAUGHT: Mapping[type, Rule] = {}
 """No rules but those of the library."""
 
 
 GRACE = 5.0
-"""Seconds that a disk gets when the recording ends, if the user did not want to wait for it before."""
+"""Seconds that the recorder waits for the disk at the end, if the user has given up waiting before."""
 
 
 def record(
@@ -98,7 +86,7 @@ def record(
     if copies < 1:
         raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
-    if by is None and any("ledger" in each for each in ([keep] if isinstance(keep, str) else keep.values())):
+    if by is None and any("ledger" in value for value in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
     replan = partial(make_plan, model, optimizers, layers=layers, keep=keep, batch_dim=batch_dim, rules=rules)
     plan = replan()
@@ -122,18 +110,18 @@ class Tape:
         self.plan, self.optimizers, self.options, self._averaged = plan, optimizers, options, averaged
         self.path = options.path
         self.interrupts = Interrupts()
-        self._marks = Marks((), options.resume or 0, self.interrupts.say)
-        self._handles: list[Any] = []
+        self._clock = Clock(options.resume or 0)
+        self._recorder: Recorder
         self._running = False
         self.steps_ahead: int | None = None
-        """How many steps are to be recorded, where a trainer knows: then the size of the whole memory is told."""
+        """The number of steps to come, if a trainer knows it: then the size of the whole memory is reported."""
         self.replan: Callable[[], RecordingPlan] | None = None
-        """Looks at the model and its optimisers again."""
+        """Makes a new plan of the model and its optimisers."""
 
     @property
     def step(self) -> int:
         """The number of complete steps."""
-        return self._marks.step
+        return self._clock.step
 
     def note(self, **columns: Any) -> None:
         """Attach columns to the visits of the batch: numbers, strings, or tensors and lists with one value an example.
@@ -142,19 +130,19 @@ class Tape:
         every time.
         """
         self._need_running()
-        self.interrupts.around(self._notes.note)(columns)
+        self.interrupts.around(self._recorder.notes.note)(columns)
 
     def note_instead(self, columns: Mapping[str, Any]) -> None:
-        """The same for trainers, which may leave a batch out: in place of a note that no forward pass has followed."""
+        """The same for trainers, which may skip a batch: replaces a note that no forward pass has followed."""
         self._need_running()
-        self.interrupts.around(self._notes.note)(columns, True)
+        self.interrupts.around(self._recorder.notes.note)(columns, True)
 
     def flush(self) -> None:
-        """Come back when all complete steps are on disk. Call it before you save a checkpoint; where several processes
+        """Return when all complete steps are on disk. Call it before you save a checkpoint; where several processes
         train, in all of them.
         """
         self._need_running()
-        self.interrupts.around(self._shelf.flush)()
+        self.interrupts.around(self._recorder.shard_builder.flush)()
 
     def __enter__(self) -> "Tape":
         with ExitStack() as undo:
@@ -166,46 +154,16 @@ class Tape:
             self._ranks = ranks = find_ranks(self.path, averaged=self._averaged)
             undo.callback(ranks.leave)
             folder = rank_folder(self.path, ranks.rank)
-            manifest = self._begin(folder, undo)
-            plan, step = self.plan, self.options.resume or 0
-            self._marks = Marks(manifest.marks, step, interrupts.say)
-            columns = manifest.columns if manifest.shards else None
-            self._notes = BatchColumns(columns, self.options.copies, lambda: interrupts.interruptions)
-            followers = {
-                name: GradientFollower(name, plan.parameter(name), plan.layers, ranks.alone) for name in plan.followed
-            }
-            for follower in followers.values():
-                follower.moved = step > 0
-            store = Store(self.path, manifest if ranks.alone else None, plan.known_rules)
-            kept = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
-            credit = RowCredit(plan, self._marks, ranks.alone)
-            book = LiveLedger(plan, self.options.by, states_by_name(plan, self.optimizers), kept, credit, ranks)
-            self._passes = BackwardHooks(
-                plan, self.options.dtype, followers, self._notes, book, credit, ranks, interrupts
-            )
-            rest = RestSnapshots(
-                plan.rest if ranks.first else {}, manifest.snapshot_every, self.options.snapshot_every is None
-            )
-            samples = WeightSamples({name: plan.tensors[name] for name in plan.explained if ranks.first})
-            probes = {name: follower.probe for name, follower in followers.items()}
-            proof = LiveCertificate(plan, store, step, ranks, probes)
+            manifest = self._open_memory(folder, undo)
             writer = ShardWriter(folder, manifest)
             undo.callback(lambda: writer.stop(wait=not interrupts.gave_up))
-            stations = StateCheckpoints(plan, partial(states_of, plan, self.optimizers) if ranks.first else None)
-            visits = store.manifest.visits
-            outside = OutsideChanges(plan, self.optimizers, self._passes, self._marks)
-            self._shelf = ShardBuilder(
-                plan, self._passes, self._notes, rest, stations, self._marks, proof, writer, visits, outside,
-                FrozenWeightTracker(plan, store, step, self._marks), interrupts,
-            )  # fmt: skip
-            self.sizes = SizeReport(plan, self._shelf, self.steps_ahead, self._tell if self._speaks else None)
-            steps = StepHooks(
-                plan, self._passes, self._notes, samples, self._marks, self._shelf, self.sizes, interrupts
+            say = self._tell if self._speaks else None
+            self._recorder = Recorder(
+                self.plan, self.optimizers, self.options, ranks, manifest, writer, interrupts, self.steps_ahead, say
             )
+            self._clock = self._recorder.clock
             undo.callback(self._unhook)
-            self._handles += self._passes.hook()
-            self._handles += steps.hook(self.optimizers)
-            self._handles += outside.hook()
+            self._recorder.hook()
             for optimizer in self.optimizers:
                 undo.enter_context(wrapped_method(optimizer, "add_param_group", self._add_param_group))
             self._say()
@@ -234,20 +192,20 @@ class Tape:
                 "with dualform.record(model, optimizer, path) as tape: …"
             )
 
-    def _begin(self, folder: Path, undo: ExitStack) -> Manifest:
-        """A new memory or an old one, with this process's part of it."""
-        path, plan, about, ranks = self.path, self.plan, self.options, self._ranks
+    def _open_memory(self, folder: Path, undo: ExitStack) -> Manifest:
+        """Create or resume the memory; returns the manifest of this process's part."""
+        path, plan, options, ranks = self.path, self.plan, self.options, self._ranks
         with ranks.together():
-            if about.resume is not None:
+            if options.resume is not None:
                 plan = self.plan = demote_again(plan, load_manifest(path))  # before a folder is made
             elif ranks.first:
                 require_own_folder(path)
-        for here in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
+        for is_turn in (ranks.first, not ranks.first):  # the folder of the others is in that of the first
             with ranks.together():
-                if here:
+                if is_turn:
                     undo.callback(lock_folder(folder).release)
-        begin = create_memory if about.resume is None else resume_memory
-        return begin(folder, plan, self.optimizers, about, ranks)
+        begin = create_memory if options.resume is None else resume_memory
+        return begin(folder, plan, self.optimizers, options, ranks)
 
     def _say(self) -> None:
         if self._speaks:
@@ -267,70 +225,72 @@ class Tape:
         Console(stderr=True, highlight=False).print(f"dualform: {text}", soft_wrap=True)
 
     def _add_param_group(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """An optimiser gets further parameters: record the layers that join with them."""
+        """An optimiser gets further parameters: record their layers from now on."""
         method(*args, **kwargs)
         try:
             grown = self.plan if self.replan is None else self.replan()
         except DualformError:
             return
         if names := late_layers(self.plan, grown):
-            shelf, alone = self._shelf, self._ranks.alone and not self.plan.in_ledger
-            store = Store(self.path, shelf.writer.manifest, self.plan.known_rules) if alone else None
-            whole = store is not None and unchanged_since_start(store, names, self.plan.tensors)
-            if whole and not self._passes.waiting and not shelf.outside.foreign():
+            shard_builder, alone = self._recorder.shard_builder, self._ranks.alone and not self.plan.in_ledger
+            store = Store(self.path, shard_builder.writer.manifest, self.plan.known_rules) if alone else None
+            unchanged = store is not None and unchanged_since_start(store, names, self.plan.tensors)
+            if unchanged and not self._recorder.backward_hooks.waiting and not shard_builder.outside.foreign():
                 self._grow(grown, names)
             else:
                 for name in names:
-                    self._marks("joined", name, NOT_RECORDED, self.step + 1)
+                    self._recorder.marks("joined", name, NOT_RECORDED, self.step + 1)
 
     def _grow(self, grown: RecordingPlan, names: Sequence[str]) -> None:
-        """Go on with more layers, from what is on disk by now."""
-        step, notes, marks = self.step, self._notes, self._marks
+        """Record further layers: write the memory to disk, and go on as after a resume."""
+        step, before = self.step, self._recorder
+        shard_builder = before.shard_builder
         for name in names:
-            self._shelf.keep_first(self.plan.tensors[name])
-        self._shelf.keep(step, {})
-        self._shelf.flush()
-        grown = demote_again(grown, self._shelf.writer.manifest)
-        manifest = replace(self._shelf.writer.manifest, layers=grown.layers, parameters=grown.parameters)
+            shard_builder.keep_first(self.plan.tensors[name])
+        shard_builder.keep(step, {})
+        shard_builder.flush()
+        grown = demote_again(grown, shard_builder.writer.manifest)
+        manifest = replace(shard_builder.writer.manifest, layers=grown.layers, parameters=grown.parameters)
         self._unhook()
-        self._handles = []
         if step:
             manifest.save(rank_folder(self.path, self._ranks.rank))
         self._undo.close()
         self.plan = grown
         self.options = replace(self.options, resume=step or None, overwrite=not step)
         self.__enter__()
-        self._notes.batch, self._marks = notes.batch, self._marks.take_over(marks)
+        self._recorder.notes.batch = before.notes.batch
+        self._recorder.marks.take_over(before.marks)
 
     def _unhook(self) -> None:
-        self._running = self._passes.open = False
-        for handle in self._handles:
-            handle.remove()
+        self._running = False
+        self._recorder.unhook()
 
     def _close(self) -> None:
         self._keep_weights()
-        self._shelf.flush()
+        self._recorder.shard_builder.flush()
         with self._ranks.together():
             if self._ranks.first:
-                self._check_the_others()
-        self._shelf.writer.end(Ended("closed", self.step))
-        self._notes.close()
+                self._certify_from_disk()
+        self._recorder.shard_builder.writer.end(Ended("closed", self.step))
+        self._recorder.notes.close()
 
     def _keep_weights(self) -> None:
-        """Keep the last weights, so that the network can be asked without its checkpoint. Those of a step that was
-        broken off, and those that somebody put there since, belong to no step.
+        """Keep the last weights, so that the network can be queried without its checkpoint. Weights of a step that was
+        broken off, and weights that were loaded since, belong to no step.
         """
-        plan, unfinished = self._shelf.plan, self._shelf.unfinished.changed()
-        foreign = self._shelf.outside.close(unfinished)
+        shard_builder = self._recorder.shard_builder
+        plan, unfinished = shard_builder.plan, shard_builder.outside.unfinished_step.changed()
+        foreign = shard_builder.outside.close(unfinished)
         explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
         if self.step > (self.options.resume or 0) and not unfinished:
-            self._shelf.keep(self.step, explained if self._ranks.first and not foreign else {})
+            shard_builder.keep(self.step, explained if self._ranks.first and not foreign else {})
 
-    def _check_the_others(self) -> None:
-        """Parameters that could not be followed as a whole, and have to be: their certificate is made now. Such are
-        those whose rule needs a whole matrix at a time, and marked ones of which a few entries were followed.
+    def _certify_from_disk(self) -> None:
+        """Certify the parameters that the live certificate could not: those whose rule needs a whole matrix at a time,
+        and marked ones of which only a few entries were followed.
         """
-        writer, plan, foreign = self._shelf.writer, self._shelf.plan, self._shelf.outside.foreign()
+        shard_builder = self._recorder.shard_builder
+        writer, plan, foreign = shard_builder.writer, shard_builder.plan, shard_builder.outside.foreign()
         certificate = writer.manifest.certificate
         if certificate is None or foreign:
             return
@@ -340,20 +300,21 @@ class Tape:
             writer.certify(certify(store, StoreView(self.step), plan.tensors, only=late))
 
     def _save_what_is_complete(self, kind: type[BaseException]) -> None:
+        shard_builder = self._recorder.shard_builder
         if not self._ranks.all_here():
-            first = self._shelf.pending.first
+            first = shard_builder.pending.first
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
-        if self.interrupts.gave_up and not self._shelf.writer.has_room(within=GRACE):
-            written = self._shelf.writer.manifest.steps
+        if self.interrupts.gave_up and not shard_builder.writer.has_room(within=GRACE):
+            written = shard_builder.writer.manifest.steps
             message = f"the disk was not waited for: of steps {written + 1} to {self.step} none is known to be written."
             warnings.warn(message, DualformWarning, stacklevel=3)
             return
         self.interrupts.gave_up = False
         try:
             self._keep_weights()
-            self._shelf.flush(live=False)
-            self._shelf.writer.end(Ended("interrupted", self.step, kind.__name__))
+            shard_builder.flush(live=False)
+            shard_builder.writer.end(Ended("interrupted", self.step, kind.__name__))
         except DualformError as error:
             warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)

@@ -1,10 +1,10 @@
-r"""What processes that train together tell each other, and what follows from it.
+r"""What processes that train together report to each other, and what follows from it.
 
-Each of them sees the slots of its own rows, and gradients to which all have added. Let S be the *sum* over all
-processes of a gradient as each of them has it. A backward pass adds to it the products of all slots; that
-``DistributedDataParallel`` puts the mean in place of every process's own gradient leaves it as it is; and what the
-optimisers use is :math:`S/N`. So a few watched entries are added up, and all that one process alone would look for
-(``audit.py``) is looked for in the sums.
+Each process sees the slots of its own rows, and gradients to which all processes have added. Let S be the *sum* over
+all N processes of a gradient as each of them has it. A backward pass adds the products of all slots to S;
+``DistributedDataParallel``, which replaces every process's own gradient by the mean, leaves S as it is; and the
+optimisers use :math:`S/N`. So a few watched entries are added up, and the sums are audited as the gradient of a single
+process would be (``gradient_audit.py``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ WatchedValues = Float[np.ndarray, " k"]
 
 
 class PassSummary(NamedTuple):
-    """A backward pass as one process saw it: the watched entries of a gradient, right after it and later."""
+    """A backward pass in one process: the watched entries of a gradient right after it, and before the step."""
 
     begins: tuple[int, ...]
     width: int
@@ -34,119 +34,122 @@ class PassSummary(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """What a process has to say."""
+    """What a process reports to the others."""
 
     step: int
     columns: Mapping[str, str] | None
     passes: Mapping[tuple[int, str], Sequence[PassSummary]]
     batches: Sequence[tuple[int, int, int]]
-    """The batches that steps used for the first time: the step, which of its batches, how many examples."""
+    """The batches that steps used for the first time: step, number of the batch in it, number of examples."""
     bytes: int
     seconds: float
 
 
-def summarize_pass(added: PassGradient) -> PassSummary:
-    """A pass, for the others."""
-    seen = added.watched
-    after, later = (None if b is None else seen.values([b])[0] for b in (added.after, added.later))
+def summarize_pass(gradient_pass: PassGradient) -> PassSummary:
+    """What other processes need to know of a pass."""
+    watched, read = gradient_pass.watched, (gradient_pass.after, gradient_pass.later)
+    after, later = (None if entries is None else watched.values([entries])[0] for entries in read)
     assert after is not None
-    return PassSummary(seen.begins, seen.width, after, later, added.left_over)
+    return PassSummary(watched.begins, watched.width, after, later, gradient_pass.left_over)
 
 
-def compare(said: Sequence[RankReport]) -> None:
-    """See that all processes do the same."""
-    steps = [each.step for each in said]
+def require_agreement(reports: Sequence[RankReport]) -> None:
+    """Raise an error unless all processes are at the same step and note the same columns."""
+    steps = [report.step for report in reports]
     if len(set(steps)) > 1:
         raise RecordError(f"the processes have come to different steps: {steps}. {TOGETHER}")
-    columns = [each.columns for each in said if each.columns is not None]
-    if any(each != columns[0] for each in columns):
+    columns = [report.columns for report in reports if report.columns is not None]
+    if any(types != columns[0] for types in columns):
         raise NoteError(f"the processes note different columns: {columns}. Note the same ones in all of them.")
 
 
 class Exchange:
-    """The processes have met, and know what each has to say."""
+    """The reports of all processes at one moment, and what follows from them."""
 
-    def __init__(self, ranks: Ranks, mine: RankReport) -> None:
-        self.ranks, self.said = ranks, ranks.gather(mine)
-        compare(self.said)
+    def __init__(self, ranks: Ranks, report: RankReport) -> None:
+        self.ranks, self.reports = ranks, ranks.gather(report)
+        require_agreement(self.reports)
 
     def audit(
         self, follower: GradientFollower, steps: Sequence[int], passes: Sequence[Sequence[PassGradient]], mark: OnMark
     ) -> list[GradientFactors]:
-        """Look at the passes of a parameter that each of some steps used up, in all processes."""
-        whole = [self._whole(follower, step, own) for step, own in zip(steps, passes, strict=True)]
-        found = audit(follower, steps, whole, mark)
-        own = audit(follower, steps, passes, _ignore)
+        """Audit the passes that each of some steps used up for a parameter, summed over all processes."""
+        summed = [self._summed_passes(follower, step, own) for step, own in zip(steps, passes, strict=True)]
+        common_factors = audit(follower, steps, summed, mark)
+        own_factors = audit(follower, steps, passes, _ignore)
         return [
             GradientFactors(
-                None if each.scale is None else each.scale / self.ranks.world,
-                each.factors if len(each.factors) == len(mine.factors) else mine.factors,
-                each.marked,
+                None if common.scale is None else common.scale / self.ranks.world,
+                common.factors if len(common.factors) == len(own.factors) else own.factors,
+                common.marked,
             )
-            for each, mine in zip(found, own, strict=True)
+            for common, own in zip(common_factors, own_factors, strict=True)
         ]
 
     def add_up(
         self, sums: dict[tuple[int, GradientFollower], ProbedSlots], followers: Mapping[str, GradientFollower]
     ) -> None:
-        """Put what the slots of all processes put into the gradients in place of what those of this one did."""
-        wanted = sorted({key for each in self.said for key in each.passes})
-        mine = {(step, follower.name): probed for (step, follower), probed in sums.items()}
-        parts = [mine.get((step, name)) or _nothing(followers[name]) for step, name in wanted]
+        """Replace the probes of this process's slots by those of the slots of all processes."""
+        keys = sorted({key for report in self.reports for key in report.passes})
+        own = {(step, follower.name): probed for (step, follower), probed in sums.items()}
+        parts = [own.get((step, name)) or _no_slots(followers[name]) for step, name in keys]
         numbers = [part.numbers.double() for part in parts]
         sizes = torch.tensor([[part.power, float(part.rows)] for part in parts], dtype=torch.float64)
         self.ranks.add_up([*numbers, sizes])
-        for (step, name), part, total, (power, rows) in zip(wanted, parts, numbers, sizes.tolist(), strict=True):
+        for (step, name), part, total, (power, rows) in zip(keys, parts, numbers, sizes.tolist(), strict=True):
             sums[step, followers[name]] = ProbedSlots(total.to(part.numbers.dtype), power, int(rows), part.eps)
 
-    def looks(self, name: str) -> tuple[tuple[int, ...], int] | None:
-        """Where the first process looks at a gradient, so that all of them look there."""
-        passes = self.said[0].passes
-        last = max((step for step, other in passes if other == name and passes[step, other]), default=None)
+    def watched_places(self, name: str) -> tuple[tuple[int, ...], int] | None:
+        """The entries of a gradient that the first process watches, so that all processes watch them."""
+        passes = self.reports[0].passes
+        last = max((step for step, parameter in passes if parameter == name and passes[step, parameter]), default=None)
         return None if last is None else passes[last, name][-1][:2]
 
     def without_slots(self, step: int, name: str) -> bool:
         """Whether no process had slots for a gradient."""
-        return not any(each.passes.get((step, name)) for each in self.said)
+        return not any(report.passes.get((step, name)) for report in self.reports)
 
     def place(self, step: int, batch: int) -> tuple[int, int]:
-        """Where the examples of a batch come among those of all processes: the visits before them since the last
-        meeting, and the rows before them in the batch that all make together.
+        """Where the examples of a batch come among those of all processes: the number of visits before them since the
+        last exchange, and the number of rows before them in the joint batch.
         """
         visits = rows = 0
-        for rank, each in enumerate(self.said):
-            for s, b, size in each.batches:
+        for rank, report in enumerate(self.reports):
+            for s, b, size in report.batches:
                 visits += size if (s, b, rank) < (step, batch, self.ranks.rank) else 0
                 rows += size if (s, b) == (step, batch) and rank < self.ranks.rank else 0
         return visits, rows
 
     @property
     def visits(self) -> int:
-        """The examples of all batches since the last meeting."""
-        return sum(size for each in self.said for _, _, size in each.batches)
+        """The examples of all batches since the last exchange."""
+        return sum(size for report in self.reports for _, _, size in report.batches)
 
-    def _whole(self, follower: GradientFollower, step: int, own: Sequence[PassGradient]) -> list[PassGradient]:
-        """The passes of all processes, added up. Where these do not match, those of the one that had the most."""
-        lists = [each.passes.get((step, follower.name), ()) for each in self.said]
-        first = max(lists, key=len)
+    def _summed_passes(self, follower: GradientFollower, step: int, own: Sequence[PassGradient]) -> list[PassGradient]:
+        """The passes of all processes, added up. If they watched different entries, those of the process that had the
+        most passes.
+        """
+        lists = [report.passes.get((step, follower.name), ()) for report in self.reports]
+        longest = max(lists, key=len)
         same = all(
-            [(each.begins, each.width) for each in some] == [(each.begins, each.width) for each in first]
-            for some in lists
+            [(summary.begins, summary.width) for summary in summaries]
+            == [(summary.begins, summary.width) for summary in longest]
+            for summaries in lists
         )
         if not same:
-            return [_pass([each._replace(left_over=False)]) for each in first]
-        if first:
-            self._see_same(follower, [some[-1].later for some in lists])
-        return [_pass(some) for some in zip(*lists, strict=True)]
+            return [_summed_pass([summary._replace(left_over=False)]) for summary in longest]
+        if longest:
+            self._require_same_gradient(follower, [summaries[-1].later for summaries in lists])
+        return [_summed_pass(summaries) for summaries in zip(*lists, strict=True)]
 
     @staticmethod
-    def _see_same(follower: GradientFollower, later: Sequence[WatchedValues | None]) -> None:
-        """The optimisers of all processes must have found the same gradient."""
-        found = [each for each in later if each is not None]
-        if not found:
+    def _require_same_gradient(follower: GradientFollower, later: Sequence[WatchedValues | None]) -> None:
+        """Raise an error unless the optimisers of all processes used the same gradient."""
+        gradients = [values for values in later if values is not None]
+        if not gradients:
             return
-        size = max(float(np.abs(each).max()) for each in found)
-        if any(float(np.abs(each - found[0]).max()) > 64 * follower.eps * size for each in found):
+        size = max(float(np.abs(values).max()) for values in gradients)
+        if any(float(np.abs(values - gradients[0]).max()) > 64 * follower.eps * size for values in gradients):
             raise RecordError(
                 f"the gradient of '{follower.name}' was not the same in all processes when their optimisers used it: "
                 "they train different models. Wrap the model in DistributedDataParallel, or give each process a path "
@@ -154,28 +157,28 @@ class Exchange:
             )
 
 
-def _pass(seen: Sequence[PassSummary]) -> PassGradient:
-    """What several processes saw of a pass, as one."""
-    first = seen[0]
+def _summed_pass(summaries: Sequence[PassSummary]) -> PassGradient:
+    """A pass as several processes saw it, added up."""
+    first = summaries[0]
     return PassGradient(
         EntrySample(first.begins, first.width, torch.float64),
-        _sum([each.after for each in seen]) or b"",
+        _sum([summary.after for summary in summaries]) or b"",
         slots=[],
         probed=[],
-        left_over=any(each.left_over for each in seen),
+        left_over=any(summary.left_over for summary in summaries),
         version=0,
-        later=_sum([each.later for each in seen]),
+        later=_sum([summary.later for summary in summaries]),
     )
 
 
-def _nothing(follower: GradientFollower) -> ProbedSlots:
+def _no_slots(follower: GradientFollower) -> ProbedSlots:
     return ProbedSlots(follower.probe.nothing(), 0.0, 0, follower.eps)
 
 
 def _sum(values: Sequence[WatchedValues | None]) -> bytes | None:
-    known = [each for each in values if each is not None]
-    return np.sum(known, axis=0).tobytes() if known else None
+    arrays = [array for array in values if array is not None]
+    return np.sum(arrays, axis=0).tobytes() if arrays else None
 
 
 def _ignore(kind: str, name: str, message: str, step: int) -> Any:
-    """Noticed elsewhere."""
+    """The audit of the summed passes marks it."""

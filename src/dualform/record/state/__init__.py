@@ -1,17 +1,13 @@
-"""What is kept beside slots: first and frozen weights, snapshots, states of the optimiser; new and resumed memories."""
+"""What is kept beside slots: first and frozen weights, snapshots, optimiser state; new and resumed memories."""
 
 from . import state_checkpoints
 from .create import create_memory, state_tensors, states_of
-from .frozen_weights import FrozenWeightTracker, hexadecimal
-from .rest_snapshots import RestSnapshots, auto_interval
+from .frozen_weights import hexadecimal
 from .resume import demote_again, is_kept, resume_memory
-from .state_checkpoints import StateCheckpoints
+from .state_keeper import StateKeeper
 
 __all__ = [
-    "FrozenWeightTracker",
-    "RestSnapshots",
-    "StateCheckpoints",
-    "auto_interval",
+    "StateKeeper",
     "create_memory",
     "demote_again",
     "hexadecimal",

@@ -70,21 +70,21 @@ def _first_file(
 
 
 def written_from(tensor: Tensor) -> Tensor:
-    """What a tensor of the model is written from: a copy of a buffer, since numpy, which writes it, would bar its owner
-    for ever from resizing it (observers of quantisation do).
+    """The tensor that is passed to numpy for writing: of a buffer a copy, since numpy would prevent its owner for ever
+    from resizing it (observers of quantisation do).
     """
     return tensor.detach().cpu() if isinstance(tensor, nn.Parameter) else tensor.detach().to("cpu", copy=True)
 
 
 def states_of(plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
-    """What the optimisers keep of the explained parameters, by name: the buffer, and what all examples share."""
+    """The optimisers' state of the explained parameters, by name: the buffer, and what all examples share."""
     names = {id(plan.tensors[name]): name for name in plan.explained}
-    out = {}
+    states: dict[str, dict[str, Tensor]] = {}
     for optimizer, rule in zip(optimizers, plan.rules, strict=True):
         for parameter, state in optimizer.state.items():
             if rule and id(parameter) in names:
-                out[names[id(parameter)]] = state_tensors(rule, state)
-    return {name: out.get(name, {}) for name in plan.explained}
+                states[names[id(parameter)]] = state_tensors(rule, state)
+    return {name: states.get(name, {}) for name in plan.explained}
 
 
 def state_tensors(rule: Rule | None, state: Mapping[str, Any]) -> dict[str, Tensor]:

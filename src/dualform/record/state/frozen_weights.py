@@ -1,4 +1,4 @@
-"""Frozen weights: of the large ones a memory keeps a fingerprint, and takes the weights from the model when asked."""
+"""Frozen weights: a memory keeps a fingerprint of the large ones, and reads the weights from the model later."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from ..plan import RecordingPlan
 from ..verify import Marks, fingerprint
 
 SMALL, ALL_SMALL = 64 << 10, 1 << 20
-"""Frozen parameters of up to so many bytes are kept, and all of them where together they have no more than so many."""
+"""Frozen parameters of up to so many bytes are kept; all of them, if their total is at most so many bytes."""
 
 CHANGED = (
     "it was frozen as recording began, so only its fingerprint was kept, and it was changed in place: it is kept from "
@@ -19,7 +19,7 @@ CHANGED = (
 
 
 def fingerprints_of_frozen(plan: RecordingPlan) -> dict[str, str]:
-    """The large parameters that no optimiser has and that take no gradient, with their fingerprints."""
+    """Fingerprints of the large parameters that no optimiser has and that take no gradient."""
     frozen = {
         name: tensor
         for name, tensor in plan.rest.items()
@@ -36,30 +36,30 @@ def hexadecimal(tensor: Tensor) -> str:
 
 
 class FrozenWeightTracker:
-    """Knows the frozen parameters of which nothing but a fingerprint was kept so far."""
+    """Tracks the frozen parameters of which only a fingerprint was kept so far."""
 
     def __init__(self, plan: RecordingPlan, store: Store, step: int, marks: Marks) -> None:
         self.marks, self._fingerprints = marks, store.manifest.frozen
         self._names = {id(plan.tensors[name]): name for name in store.not_kept(step) if name in plan.tensors}
 
-    def first_value(self, parameter: Tensor) -> dict[str, Tensor]:
-        """An optimiser is about to step on a parameter: its first value, under the name it is kept by."""
+    def first_value(self, parameter: Tensor, step: int) -> dict[str, Tensor]:
+        """An optimiser is about to change a parameter in a step: its first value, under the name it is kept by."""
         name = self._names.pop(id(parameter), None)
         if name is None:
             return {}
         if hexadecimal(parameter) != self._fingerprints[name]:
-            self.marks("frozen-changed", name, CHANGED, self.marks.step + 1)
+            self.marks("frozen-changed", name, CHANGED, step)
             return {}
         return {f"{name}@0": parameter.detach().to("cpu", copy=True)}
 
-    def see_changed(self, kept: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
-        """Mark what was changed while it was frozen, among snapshots of the rest; returns these."""
-        for key in kept:
+    def see_changed(self, snapshots: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+        """Mark frozen parameters that are among the snapshots, because they changed; returns the snapshots."""
+        for key in snapshots:
             name = key.rpartition("@")[0]
-            for place in [place for place, other in self._names.items() if other == name]:
-                del self._names[place]
+            for identity in [identity for identity, frozen in self._names.items() if frozen == name]:
+                del self._names[identity]
                 self.marks("frozen-changed", name, CHANGED, step)
-        return kept
+        return snapshots
 
 
 def _bytes_of(tensor: Tensor) -> int:

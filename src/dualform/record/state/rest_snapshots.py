@@ -7,52 +7,54 @@ import torch
 from torch import Tensor, nn
 
 SMALL = 1 << 20
-"""The rest may cost about this many bytes a step; a larger one is looked at less often."""
+"""The rest may take about this many bytes a step; a larger one is compared less often."""
 
 
 def auto_interval(rest: Mapping[str, Tensor]) -> int:
-    """How many steps go by between two looks at the rest, frozen parameters aside: they are kept once."""
+    """The number of steps between two snapshots of the rest, without frozen parameters: these are kept once."""
     return _steps_for(t for t in rest.values() if not _frozen(t))
 
 
 class RestSnapshots:
-    """Knows what of the rest changed since it was last kept. The interval is ``automatic`` unless the user gave it."""
+    """Finds the tensors of the rest that changed since their last snapshot. The interval is ``automatic`` unless the
+    user gave it.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], every: int, automatic: bool = True) -> None:
         self.tensors, self.every, self.automatic = dict(tensors), every, automatic
         self._rarely = every * _steps_for(t for t in self.tensors.values() if _frozen(t))
         self._kept = {name: _state(tensor, None) for name, tensor in self.tensors.items()}
-        self._stood = {name: t.detach().clone() for name, t in self.tensors.items() if _moves_between_steps(t)}
+        self._after_step = {name: t.detach().clone() for name, t in self.tensors.items() if _moves_between_steps(t)}
 
     def stand(self) -> None:
-        """A step is complete: remember what the next forward pass may change."""
-        for name, copy in self._stood.items():
+        """A step is complete: copy the tensors that the next forward pass may change."""
+        for name, copy in self._after_step.items():
             tensor = self.tensors[name]
             if copy.shape == tensor.shape:
                 copy.copy_(tensor)
             else:  # observers of quantisation resize their buffers
-                self._stood[name] = tensor.detach().clone()
+                self._after_step[name] = tensor.detach().clone()
 
     def changed(self, step: int, live: bool = True) -> dict[str, Tensor]:
-        """Copies of what changed, under the names they are kept by. What is frozen is read through now and then.
+        """Copies of the tensors that changed, under their names in the memory. Frozen ones are compared now and then.
 
-        Buffers are read as they are now, or as they stood when the last step was complete if that is not ``live``.
+        Buffers are read as they are now (``live``), or as they were when the last step was complete.
         """
-        out, kept, rarely = {}, {}, step % self._rarely == 0
+        copies, states, compare_frozen = {}, {}, step % self._rarely == 0
         for name, tensor in self._tensors(live).items():
             before = self._kept[name]
-            if _frozen(tensor) and not rarely and _written_alike(tensor, before):
+            if _frozen(tensor) and not compare_frozen and _written_alike(tensor, before):
                 continue
             if _same(tensor, before):
                 continue
             copy = tensor.detach().to("cpu", copy=True)
-            kept[name] = _state(tensor, copy)
-            out[f"{name}@{step}"] = copy
-        self._kept |= kept
-        return out
+            states[name] = _state(tensor, copy)
+            copies[f"{name}@{step}"] = copy
+        self._kept |= states
+        return copies
 
     def add(self, tensors: Mapping[str, Tensor], every: int) -> None:
-        """Keep further tensors from now on, which have not changed since recording began."""
+        """Keep further tensors from now on, which are unchanged since recording began."""
         self.tensors |= tensors
         self._kept |= {name: _state(tensor, None) for name, tensor in tensors.items()}
         self.every = every
@@ -63,10 +65,10 @@ class RestSnapshots:
         return {f"{name}@{step}": t.detach().to("cpu", copy=True) for name, t in self._tensors(live).items()}
 
     def _tensors(self, live: bool) -> Mapping[str, Tensor]:
-        return self.tensors if live else {**self.tensors, **self._stood}
+        return self.tensors if live else {**self.tensors, **self._after_step}
 
     def due(self, step: int) -> bool:
-        """Whether this step is one to look at."""
+        """Whether the rest is compared after this step."""
         return step % self.every == 0
 
 
@@ -76,7 +78,7 @@ def _moves_between_steps(tensor: Tensor) -> bool:
 
 
 def same_bits(tensor: Tensor, kept: Tensor) -> bool:
-    """Whether a tensor is what was kept of it, NaN and all."""
+    """Whether a tensor equals its snapshot in every bit, also where it is NaN."""
     return torch.equal(tensor.detach().cpu().reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
 
 
@@ -103,5 +105,5 @@ def _same(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
 
 
 def _written_alike(tensor: Tensor, before: tuple[Tensor | None, int, int]) -> bool:
-    """Whether it was not written to since, as far as torch counts that."""
+    """Whether it was not written to since, by torch's count of writes."""
     return (tensor._version, tensor.data_ptr()) == before[1:]

@@ -1,4 +1,4 @@
-"""Going on with a memory after a crash: from the step of the user's checkpoint, and only if that is what it is."""
+"""Resumes a memory after a crash, from the step of the user's checkpoint, if model and optimiser are at that step."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,10 +32,10 @@ from .rest_snapshots import same_bits
 def resume_memory(
     folder: Path, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], options: RecordOptions, ranks: Ranks
 ) -> Manifest:  # fmt: skip
-    """A memory cut back to a step, after seeing that model and optimiser stand there too: the part of it that this
-    process writes to, in ``folder``.
+    """Cut a memory back to a step, after a check that model and optimiser are at that step, too. Returns the manifest
+    of the part in ``folder``, where this process writes.
 
-    Nothing is changed before all is known to be well; and then the manifest goes first, so that a kill leaves the old
+    Nothing is changed before all checks have passed; then the manifest is written first, so that a kill leaves the old
     memory or the new one.
     """
     path, step = options.path, options.resume
@@ -47,14 +47,14 @@ def resume_memory(
         shards = [truncate_shard(folder, s, step) if s.last > step else s for s in manifest.shards if s.first <= step]
         number = 1 + max((shard.number for shard in manifest.shards), default=-1)
         rest = _rest_at(store, step, plan, number) if ranks.first else []
-        shorter = manifest.upto(step, [*shards, *rest])
-        shorter.save(folder)
-        remove_unlisted(folder, shorter)
-    return shorter
+        cut = manifest.upto(step, [*shards, *rest])
+        cut.save(folder)
+        remove_unlisted(folder, cut)
+    return cut
 
 
 def demote_again(plan: RecordingPlan, manifest: Manifest) -> RecordingPlan:
-    """The plan of a model with those parameters in the rest that the memory had to leave there."""
+    """The plan with those parameters in the rest that were demoted when the memory was recorded."""
     reasons = {p.name: p.reason for p in manifest.parameters if p.name in manifest.demoted}
     return plan.demote(reasons) if reasons else plan
 
@@ -67,7 +67,7 @@ def _checked(
     options: RecordOptions,
     ranks: Ranks,
 ) -> Store:
-    """The memory, if all is well with it up to the step, and with model and optimisers at it."""
+    """The memory, if it is intact up to the step and model and optimisers are at that step."""
     manifest = load_manifest(path)
     _check_options(path, step, manifest, plan, options, ranks)
     store = Store(path, replace(manifest, shards=_upto(manifest, step)), plan.known_rules)
@@ -91,7 +91,7 @@ def _check_options(
             f"cannot resume at step {step}: the memory at {path} holds complete steps up to {manifest.steps}. Start "
             f"from a checkpoint of step {manifest.steps} or before; call tape.flush() before you save one."
         )
-    for what, mine, theirs in (
+    for difference, now, recorded in (
         ("other layers", plan.layers, manifest.layers),
         ("other parameters", plan.parameters, manifest.parameters),
         ("another dtype", options.dtype, manifest.dtype),
@@ -99,26 +99,26 @@ def _check_options(
         ("another snapshot_every", options.snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
         ("another number of processes", ranks.world, manifest.ranks),
     ):
-        if mine != theirs:
+        if now != recorded:
             raise ResumeError(
-                f"cannot resume: the memory at {path} was recorded with {what} ({_difference(mine, theirs)})."
+                f"cannot resume: the memory at {path} was recorded with {difference} ({_difference(now, recorded)})."
             )
 
 
 def _upto(manifest: Manifest, step: int) -> tuple[Shard, ...]:
-    """The shards up to the end of the one in which a step lies: what came later may be gone or broken."""
+    """The shards up to the one that contains a step: later ones may be missing or damaged."""
     end = max((shard.last for shard in manifest.shards if shard.first <= step), default=0)
     return tuple(shard for shard in manifest.shards if shard.first <= end)
 
 
-def _difference(mine: object, theirs: object) -> str:
-    if isinstance(mine, tuple) and isinstance(theirs, tuple):
-        names = [getattr(v, "name", v) for v in mine], [getattr(v, "name", v) for v in theirs]
+def _difference(now: object, recorded: object) -> str:
+    if isinstance(now, tuple) and isinstance(recorded, tuple):
+        names = [getattr(v, "name", v) for v in now], [getattr(v, "name", v) for v in recorded]
         if names[0] != names[1]:
             return f"now {names[0]}, recorded {names[1]}"
-        changed = [(a, b) for a, b in zip(mine, theirs, strict=True) if a != b]
+        changed = [(a, b) for a, b in zip(now, recorded, strict=True) if a != b]
         return f"now {changed[0][0]}, recorded {changed[0][1]}"
-    return f"now {mine}, recorded {theirs}"
+    return f"now {now}, recorded {recorded}"
 
 
 def _check_state(store: Store, step: int, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> None:
@@ -146,14 +146,14 @@ def _check_state(store: Store, step: int, plan: RecordingPlan, optimizers: Seque
 
 
 def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
-    """Whether a tensor of the rest is what the memory knows of it: the tensor, or its fingerprint."""
+    """Whether a tensor of the rest equals what the memory keeps of it: the tensor itself, or its fingerprint."""
     if name in store.not_kept(step):
         return hexadecimal(tensor) == store.manifest.frozen[name]
     return same_bits(tensor, store.snapshot(name, step))
 
 
 def _rest_at(store: Store, step: int, plan: RecordingPlan, number: int) -> list[Shard]:
-    """A shard that keeps the rest as it stands now, where it changed since anybody looked at it."""
+    """A shard with the tensors of the rest that have changed since their last snapshot."""
     changed = {
         f"{name}@{step}": [written_from(tensor)]
         for name, tensor in plan.rest.items()

@@ -1,4 +1,4 @@
-"""Stations: now and then all that a preconditioned rule reads is kept whole, and steps can be run again from there."""
+"""Checkpoints: now and then all that a preconditioned rule reads is kept, so that steps can be computed from there."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,12 +7,12 @@ from torch import Tensor
 from ..plan import RecordingPlan
 
 SHARE = 4
-"""Slots take this many times the bytes of a station before the next one is kept."""
+"""The next checkpoint is kept when slots have taken this many times its bytes."""
 
 
 class StateCheckpoints:
-    """Knows when the next one is due. ``states`` gives what the optimisers keep of each explained parameter; None where
-    another process keeps the stations.
+    """Decides when the next checkpoint is due. ``states`` returns the optimisers' state of each explained parameter,
+    and is None if another process keeps the checkpoints.
     """
 
     def __init__(self, plan: RecordingPlan, states: Callable[[], Mapping[str, Mapping[str, Tensor]]] | None) -> None:
@@ -21,24 +21,24 @@ class StateCheckpoints:
         self._since = 0
 
     def due(self, step: int, bytes_more: int) -> dict[str, Tensor]:
-        """Copies of all that is to be kept after a step, under the names it is kept by; nothing if it is not time yet.
+        """Copies of all tensors of a checkpoint, under their names in the memory; nothing if none is due.
 
-        ``bytes_more`` is what slots took since the last call.
+        ``bytes_more`` is the size of the slots since the last call.
         """
         self._since += bytes_more
         if not self.names or self.states is None:
             return {}
-        found = self._found(self.states())
-        if self._since < SHARE * sum(tensor.numel() * tensor.element_size() for tensor in found.values()):
+        tensors = self._tensors(self.states())
+        if self._since < SHARE * sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()):
             return {}
         self._since = 0
-        return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+        return {f"{name}@{step}": tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def size(self) -> int:
-        """The bytes of a station by now."""
-        found = self._found(self.states()) if self.names and self.states is not None else {}
-        return sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+        """The bytes of a checkpoint."""
+        tensors = self._tensors(self.states()) if self.names and self.states is not None else {}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
-    def _found(self, states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        found = {name: self.plan.tensors[name] for name in self.names}
-        return found | {f"{name}#{key}": t for name in self.names for key, t in states.get(name, {}).items()}
+    def _tensors(self, states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        weights = {name: self.plan.tensors[name] for name in self.names}
+        return weights | {f"{name}#{key}": t for name in self.names for key, t in states.get(name, {}).items()}

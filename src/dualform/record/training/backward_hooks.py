@@ -1,10 +1,9 @@
 """From a forward and a backward pass to slots: hooks on the recorded modules.
 
-A forward hook remembers the layer's input, a hook on the backward step of its output the error. When the backward pass
-is over, each parameter is asked whether anything was added to its gradient (``torch.autograd.grad`` with respect to
-something else runs the same backward steps and adds nothing), and if so both are copied. Between the matrix products of
-training every line of Python runs cold, so the hooks there do little, and what can wait longer is done for many steps
-at once.
+A forward hook keeps the layer's input, a hook on the backward step of its output keeps the error. When the backward
+pass is over, both are copied for each parameter whose gradient has changed (``torch.autograd.grad`` with respect to
+something else runs the same backward steps and adds nothing). Between the matrix products of training every line of
+Python runs cold, so the hooks there do little, and whatever can wait is done later, for many steps at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +29,8 @@ from .live_ledger import LiveLedger
 
 
 class ForwardCall(NamedTuple):
-    """A call of a module that has run forwards: how many errors it waits for, its batch, its place among the calls of
-    that batch and inside the user's call, and the parameters of each map that are trained.
+    """A call of a module that has run forwards: the number of errors it waits for, its batch, its number among the
+    calls of that batch and inside the user's call, and the trained parameters of each map.
     """
 
     call: ModuleCall
@@ -50,11 +49,11 @@ class BackwardPass:
 
     opened: dict[GradientFollower, OpenPass] = field(default_factory=dict)
     calls: dict[int, tuple[ForwardCall, list[Tensor | None]]] = field(default_factory=dict)
-    """The calls that it has reached, and the errors at their points so far. Nothing is copied yet."""
+    """The calls that it has reached, with the errors at their points so far. Nothing is copied yet."""
 
 
 ParameterPlace = tuple[Mapping[str, Tensor | None], str, GradientFollower]
-"""Where a module holds a parameter, its name there, and who follows its gradient."""
+"""The table of a module that holds a parameter, its name in the table, and the follower of its gradient."""
 
 
 class BackwardHooks:
@@ -66,45 +65,59 @@ class BackwardHooks:
         dtype: DType,
         followers: dict[str, GradientFollower],
         notes: BatchColumns,
-        book: LiveLedger,
+        ledger: LiveLedger,
         credit: RowCredit,
         ranks: Ranks,
         interrupts: Interrupts,
     ) -> None:
-        self.plan, self.followers, self.notes, self.book, self.ranks = plan, followers, notes, book, ranks
+        self.plan, self.followers, self.notes, self.ledger, self.ranks = plan, followers, notes, ledger, ranks
         self.credit, self.interrupts = credit, interrupts
-        self.entries = ModelCalls(plan.model, notes.begin_call, self._entered, lambda: interrupts.interruptions)
+        self.entries = ModelCalls(
+            plan.model,
+            notes.begin_call,
+            lambda call, module, args, kwargs: credit.see(call, module, args, kwargs, notes.batch.size),
+            lambda: interrupts.interruptions,
+        )
         self.arena: SlotArena
-        """Where slots lie until they are written."""
+        """The memory of slots until they are written."""
         self.bytes = 0
-        """How much they are by now."""
+        """The bytes of these slots."""
         self.backwards = 0
         """The backward passes that added to gradients."""
         self.unseen: dict[str, str] = {}
         """Parameters that forward passes since the last step used outside of their layer's linear map, and why."""
         self.open = True
         expected = SHARD_BYTES // max(1, plan.bytes_a_row(dtype))  # if all layers see the same rows
-        self._stages = {
+        self._buffers = {
             layer.name: SlotBuffer(layer, columns_for(layer, plan.patches), dtype, expected)
             for layer in plan.layers
             if layer.keep != "ledger"
         }
-        self._desk = EncodingWorkspace()
-        self._tasks: dict[int, BackwardPass] = {}
+        self._workspace = EncodingWorkspace()
+        self._backward_passes: dict[int, BackwardPass] = {}
         self._places: list[list[ParameterPlace]] = []
 
     def hook(self) -> list[Any]:
         """Put the hooks in place; returns their handles."""
         handles = []
         for recorded in self.plan.modules:
-            held = [
-                [(p.table, p.own, self.followers[p.name]) for p in use.parameters if p.name in self.followers]
-                for use in recorded.uses
-            ]
-            self._places += held
-            unseen = partial(self._unseen, {place[1]: place[2] for places in held for place in places})
-            handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, held), unseen)
+            places = self._parameter_places(recorded)
+            self._places += places
+            unseen = partial(self._unseen, {place[1]: place[2] for map_places in places for place in map_places})
+            handles += recorded.kind.attach(recorded.module, partial(self._forward, recorded, places), unseen)
         return [*handles, self.entries.hook()]
+
+    def _parameter_places(self, recorded: RecordedModule) -> list[list[ParameterPlace]]:
+        """Where the parameters of each map of a module are held."""
+        followers = self.followers
+        return [
+            [
+                (parameter.table, parameter.own, followers[parameter.name])
+                for parameter in use.parameters
+                if parameter.name in followers
+            ]
+            for use in recorded.uses
+        ]
 
     def forget(self, name: str) -> GradientFollower:
         """Follow a parameter no longer."""
@@ -120,44 +133,40 @@ class BackwardHooks:
                 self.unseen[followers[own].name] = reason
 
     def renew(self, arena: SlotArena) -> None:
-        """From now on slots lie elsewhere: what lay in the old place is being written."""
+        """Store slots in another arena from now on: those in the old one are being written."""
         self.arena, self.bytes = arena, 0
-        for stage in self._stages.values():
-            stage.renew()
+        for buffer in self._buffers.values():
+            buffer.renew()
 
     def forget_unfinished(self) -> None:
-        """Let go of forward and backward passes that an error broke off: when a step begins, none is under way."""
+        """Drop forward and backward passes that an error broke off: when a step begins, none is under way."""
         if torch._C._current_graph_task_id() == -1:
-            self._tasks = {}
+            self._backward_passes = {}
             self.entries.break_off()
 
     @property
     def waiting(self) -> bool:
-        """Whether slots wait for a step to come."""
+        """Whether slots wait for their step."""
         return any(follower.passes for follower in self.followers.values())
-
-    def _entered(self, entry: ModelCall, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """The user's call of a module is over."""
-        self.credit.see(entry, module, args, kwargs, self.notes.batch.size)
 
     @uncompiled
     def _forward(
         self,
         recorded: RecordedModule,
-        held: Sequence[Sequence[ParameterPlace]],
+        places: Sequence[Sequence[ParameterPlace]],
         call: ModuleCall,
         points: Sequence[ErrorPoint],
     ) -> None:
         trained = []
-        for some in held:
-            mine = []
-            for table, own, follower in some:
+        for map_places in places:
+            map_trained = []
+            for table, own, follower in map_places:
                 parameter = follower.parameter
                 if table[own] is not parameter:
-                    raise _replaced(follower.name, table[own])
+                    raise _replaced_error(follower.name, table[own])
                 if parameter.requires_grad:
-                    mine.append(follower)
-            trained.append(mine)
+                    map_trained.append(follower)
+            trained.append(map_trained)
         if not any(trained):
             return
         if self.credit.probing:
@@ -184,47 +193,47 @@ class BackwardHooks:
         if not self.open or error is None:
             return
         task = torch._C._current_graph_task_id()
-        under_way = self._tasks.get(task)
+        under_way = self._backward_passes.get(task)
         if under_way is None:
-            under_way = self._tasks[task] = BackwardPass()
+            under_way = self._backward_passes[task] = BackwardPass()
             ended = self.interrupts.around(partial(self._ended, task))
-            # come again when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too
+            # run once more when gradients have been averaged: ``DistributedDataParallel`` does that at the end, too
             _at_the_end(ended if self.ranks.alone else partial(_at_the_end, ended))
-        known = under_way.calls.get(id(forward))
-        if known is None:
-            known = under_way.calls[id(forward)] = forward, [None] * forward.points
-            for mine in forward.trained:
-                for follower in mine:
+        reached = under_way.calls.get(id(forward))
+        if reached is None:
+            reached = under_way.calls[id(forward)] = forward, [None] * forward.points
+            for map_trained in forward.trained:
+                for follower in map_trained:
                     if follower not in under_way.opened:
                         under_way.opened[follower] = follower.begin()
-        before = known[1][point]
-        known[1][point] = error.detach() if before is None else before + error.detach()
+        before = reached[1][point]
+        reached[1][point] = error.detach() if before is None else before + error.detach()
 
     @uncompiled
     def _ended(self, task: int) -> None:
-        """The backward pass is over: what was added to the gradients counts, the rest of it is forgotten."""
-        under_way = self._tasks.pop(task)
+        """The backward pass is over: copy the slots of the calls that have added to gradients, and drop the others."""
+        under_way = self._backward_passes.pop(task)
         added = [follower for follower, opened in under_way.opened.items() if follower.has_more(opened)]
         new = []
         for forward, errors in under_way.calls.values() if added else ():
-            users = [[follower for follower in mine if follower in added] for mine in forward.trained]
+            users = [[follower for follower in trained if follower in added] for trained in forward.trained]
             if any(users):
-                for place, found in enumerate(forward.call.rows(errors)):
-                    opened = [(follower, under_way.opened[follower]) for follower in users[found.map]]
-                    if opened and found.error is not None and found.key.numel():
-                        new.append(self._take(forward, place, found, opened))
-        if rooms := [each for each in new if each[1]]:
-            self._encode(rooms)
+                for place, rows in enumerate(forward.call.rows(errors)):
+                    opened = [(follower, under_way.opened[follower]) for follower in users[rows.map]]
+                    if opened and rows.error is not None and rows.key.numel():
+                        new.append(self._take(forward, place, rows, opened))
+        if to_encode := [(slots, targets) for slots, targets in new if targets]:
+            self._encode(to_encode)
         self.backwards += bool(added)
         self.entries.settle()
         for follower in added:
             follower.end(under_way.opened[follower], waits=follower.parameter not in self.plan.owners)
 
     def _take(
-        self, forward: ForwardCall, place: int, found: MapRows, users: Sequence[tuple[GradientFollower, OpenPass]]
+        self, forward: ForwardCall, place: int, rows: MapRows, users: Sequence[tuple[GradientFollower, OpenPass]]
     ) -> tuple[CallSlots, list[RowTarget]]:
-        """Make slots of a call: what is to be copied, and where to."""
-        use, key, error = forward.uses[found.map], found.key, found.error
+        """Make slots of a call: returns them, and the rows that are to be copied with their targets."""
+        use, key, error = forward.uses[rows.map], rows.key, rows.error
         assert error is not None
         layer = use.layer
         batch = self.notes.arrived(forward.batch)
@@ -234,15 +243,15 @@ class BackwardHooks:
         if key.ndim != 2 or error.ndim != 2:
             key, error = key.reshape(-1, layer.key_size), error.reshape(-1, layer.d_out)
         self.credit.owners_of(slots)
-        rooms: list[RowTarget] = []
+        targets: list[RowTarget] = []
         if layer.in_ledger:
             slots.end = len(key)
             slots.eps = torch.finfo(error.dtype).eps
-            self.book.take(slots, key, error, users)
+            self.ledger.take(slots, key, error, users)
         if layer.keep != "ledger":
-            stage = self._stages[layer.name]
-            rooms = stage.take(slots, key, error, self.arena)
-            self.bytes += len(key) * stage.row_bytes
+            buffer = self._buffers[layer.name]
+            targets = buffer.take(slots, key, error, self.arena)
+            self.bytes += len(key) * buffer.row_bytes
         if layer.indexed:
             slots.key_square = len(key)
         elif layer.keep == "ledger":
@@ -253,19 +262,19 @@ class BackwardHooks:
         for (_, opened), part in zip(users, probed, strict=True):
             opened.slots.append(slots)
             opened.probed.append(part)
-        return slots, rooms
+        return slots, targets
 
     def _encode(self, new: Sequence[tuple[CallSlots, list[RowTarget]]]) -> None:
-        """Copy all calls of a pass."""
-        copied = iter(encode_into([room for _, rooms in new for room in rooms], self._desk))
-        for slots, rooms in new:
-            for room in rooms:
-                seen = next(copied)
-                slots.finite = slots.finite and seen.finite
-                if room.scaled:
-                    slots.error_square = seen.square
+        """Copy the rows of all calls of a pass, encoded as on disk."""
+        encoded = iter(encode_into([target for _, targets in new for target in targets], self._workspace))
+        for slots, targets in new:
+            for target in targets:
+                summary = next(encoded)
+                slots.finite = slots.finite and summary.finite
+                if target.scaled:
+                    slots.error_square = summary.square
                 else:
-                    slots.key_square = seen.square
+                    slots.key_square = summary.square
             slots.run.follow(slots.begin, slots.end)
 
 
@@ -274,7 +283,7 @@ def _at_the_end(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _replaced(name: str, now: Tensor | None) -> UnsupportedLayer:
+def _replaced_error(name: str, now: Tensor | None) -> UnsupportedLayer:
     if not isinstance(now, nn.Parameter):
         return UnsupportedLayer(
             f"the parameter '{name}' was swapped for another tensor during this call, as torch.func.functional_call "

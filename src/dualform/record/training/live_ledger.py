@@ -1,8 +1,8 @@
-r"""The ledger, kept while training runs: one part of the weights for each group of examples, and no slots at all.
+r"""The live ledger: computed while training runs, one part of the weights for each group of examples, without slots.
 
 The optimiser's own recurrence runs once for each group, on the group's part of the gradient, with the preconditioner
-that all groups share. The parts and what is left of the beginning add up to the weights, whatever the length of
-training; so does their cost. Where several processes train, each keeps books of its own rows, and the books add up.
+that all groups share. The parts and the remainder of the first weights add up to the weights. Size and cost do not
+depend on the length of training. Where several processes train, each has a ledger of its own rows, and these add up.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,14 +26,15 @@ from ..rows import RowCredit
 from ..slots import CallSlots
 from ..state import state_tensors
 from ..verify import GradientFollower, OpenPass, gradient_eps, scale_of
+from .clock import Clock
 
 MOST = 1 << 12
-"""Groups that a ledger may have."""
+"""The most groups that a ledger may have."""
 
 
 @dataclass
 class LedgerAccount:
-    """The parts of one parameter: (1 + groups, *shape), what is left of the beginning first."""
+    """The parts of one parameter: (1 + groups, *shape), the remainder of the first weights first."""
 
     name: str
     parameter: Tensor
@@ -49,14 +50,14 @@ class LedgerAccount:
     opened: OpenPass | None = None
 
     def grow(self, groups: int) -> None:
-        """Make room for new groups."""
+        """Add parts of zero for new groups."""
         missing = 1 + groups - len(self.weight)
         if missing > 0:
-            none = self.weight.new_zeros(missing, *self.weight.shape[1:])
-            self.weight, self.buffer = torch.cat([self.weight, none]), torch.cat([self.buffer, none])
+            zeros = self.weight.new_zeros(missing, *self.weight.shape[1:])
+            self.weight, self.buffer = torch.cat([self.weight, zeros]), torch.cat([self.buffer, zeros])
 
     def advance(self, t: Transition, p: Tensor | None, scale: float) -> None:
-        """One step of all parts."""
+        """Take one step with all parts."""
         if p is not None and not t.mp and (t.pw, t.pm, t.pg) == (t.mw, t.mm, t.mg) and t.wm == t.wg == 0.0:
             self._follow_buffer(t, p, scale)
         else:
@@ -68,7 +69,7 @@ class LedgerAccount:
         self.moves += 1
 
     def _follow_buffer(self, t: Transition, p: Tensor, scale: float) -> None:
-        """The same where W only follows P M (Adam and most of its kin), in place: all parts are large."""
+        """The same in place, where W only follows P M (Adam and most of its relatives): all parts are large."""
         self.buffer.mul_(t.mm)
         if t.mw:
             self.buffer.add_(self.weight, alpha=t.mw)
@@ -96,18 +97,19 @@ class LiveLedger:
     """The accounts of all parameters that a ledger explains. ``by`` is the column whose values are the groups."""
 
     def __init__(
-        self, plan: RecordingPlan, by: str | None, states: Mapping[str, Mapping[str, Tensor]], kept: LedgerState | None,
-        credit: RowCredit, ranks: Ranks,
+        self, plan: RecordingPlan, by: str | None, optimizers: Sequence[optim.Optimizer], saved: LedgerState | None,
+        clock: Clock, credit: RowCredit, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.plan, self.by, self.credit, self.ranks = plan, by, credit, ranks
+        self.plan, self.by, self.clock, self.credit, self.ranks = plan, by, clock, credit, ranks
         self.groups: dict[Hashable, int] = {}
         self.visits: list[int] = []
         self.accounts: dict[str, LedgerAccount] = {}
+        states = states_by_name(plan, optimizers)
         for p in plan.parameters:
             if p.kind == "ledger":
                 self.accounts[p.name] = self._account(p.name, states.get(p.name, {}))
-        if kept is not None:
-            self._load(kept)
+        if saved is not None:
+            self._load(saved)
 
     def _account(self, name: str, state: Mapping[str, Tensor]) -> LedgerAccount:
         parameter, rule = self.plan.tensors[name].detach(), self.plan.rule(name)
@@ -119,16 +121,16 @@ class LiveLedger:
             torch.zeros_like(weight) if buffer is None else buffer.detach().to("cpu", dtype, copy=True).unsqueeze(0)
         )
         first = weight[0].clone()
-        if not self.ranks.first:  # the beginning is in the first process's books
+        if not self.ranks.first:  # the first weights are in the first process's ledger
             weight, buffer = torch.zeros_like(weight), torch.zeros_like(buffer)
         return LedgerAccount(name, self.plan.tensors[name], rule, weight, buffer, first)
 
-    def _load(self, kept: LedgerState) -> None:
-        self.groups, self.visits = {name: i for i, name in enumerate(kept.groups)}, list(kept.visits)
+    def _load(self, saved: LedgerState) -> None:
+        self.groups, self.visits = {name: i for i, name in enumerate(saved.groups)}, list(saved.visits)
         for name, account in self.accounts.items():
-            account.weight, account.buffer = kept.weights[name].clone(), kept.buffers[name].clone()
-            account.first, account.moves = kept.first[name].to(account.weight.dtype), kept.moves.get(name, 0)
-            account.gradient_eps = kept.gradient_eps.get(name, 0.0)
+            account.weight, account.buffer = saved.weights[name].clone(), saved.buffers[name].clone()
+            account.first, account.moves = saved.first[name].to(account.weight.dtype), saved.moves.get(name, 0)
+            account.gradient_eps = saved.gradient_eps.get(name, 0.0)
 
     # ------------------------------------------------------------------------------------------- gradients
 
@@ -142,14 +144,14 @@ class LiveLedger:
             self._open(account, follower, opened)
             for number in np.unique(groups):
                 rows = torch.from_numpy(np.flatnonzero(groups == number))
-                whole = len(rows) == len(groups)
-                part = _product(layer, account, key if whole else key[rows], error if whole else error[rows])
+                all_rows = len(rows) == len(groups)
+                part = _product(layer, account, key if all_rows else key[rows], error if all_rows else error[rows])
                 before = account.gradient.get(int(number))
                 account.gradient[int(number)] = part if before is None else before + part
 
     @staticmethod
     def _open(account: LedgerAccount, follower: GradientFollower, opened: OpenPass) -> None:
-        """Another pass adds to what the passes before it left, if that is still in the gradient."""
+        """A new pass adds to the gradient of the passes before it, unless that was zeroed."""
         if account.opened is opened:
             return
         account.opened = opened
@@ -169,12 +171,12 @@ class LiveLedger:
         values = batch.columns[self.by]
         if not isinstance(values, np.ndarray):
             return np.full(rows, self._group(values))
-        owners = self.credit.owners_or_mark(slots, self.credit.marks.step + 1)
+        owners = self.credit.owners_or_mark(slots, self.clock.next_step)
         if owners is None:
             return np.full(rows, self._group(None))
-        names, which = np.unique(values, return_inverse=True)
+        names, row_names = np.unique(values, return_inverse=True)
         numbers = np.array([self._group(name.item()) for name in names])
-        return numbers[which][np.arange(rows) // owners.stride % owners.examples]
+        return numbers[row_names][np.arange(rows) // owners.stride % owners.examples]
 
     def _group(self, name: Hashable) -> int:
         if name not in self.groups:
@@ -190,7 +192,7 @@ class LiveLedger:
         return self.groups[name]
 
     def count(self, columns: Mapping[str, Any], size: int) -> None:
-        """A batch was used by a step: its examples are visits of their groups."""
+        """A step has used a batch: count its examples as visits of their groups."""
         values = columns.get(self.by or "")
         if isinstance(values, np.ndarray):
             for name, count in zip(*np.unique(values, return_counts=True), strict=True):
@@ -208,7 +210,7 @@ class LiveLedger:
         state: Mapping[str, Any],
         inner: float,
     ) -> LedgerStep:
-        """What the step about to be taken does to an account."""
+        """Compute what the step that is about to be taken does to an account."""
         account = self.accounts[follower.name]
         if not follower.passes:
             account.gradient = {}
@@ -224,15 +226,15 @@ class LiveLedger:
         scale = scale_of(follower) * inner / self.ranks.world if follower.passes else 0.0
         return LedgerStep(account, t, p if p is None else p.cpu().to(account.weight.dtype), scale)
 
-    def take_step(self, booked: Sequence[LedgerStep]) -> None:
-        """The step is over."""
-        for each in booked:
-            each.account.advance(each.transition, each.p, each.scale)
+    def take_step(self, ledger_steps: Sequence[LedgerStep]) -> None:
+        """The step is over: advance the accounts."""
+        for ledger_step in ledger_steps:
+            ledger_step.account.advance(ledger_step.transition, ledger_step.p, ledger_step.scale)
 
     # ------------------------------------------------------------------------------------------- out
 
     def state(self) -> LedgerState:
-        """All accounts as they stand, in memory of their own."""
+        """A copy of all accounts."""
         return LedgerState(
             column=self.by or "",
             groups=tuple(self.groups),
@@ -245,26 +247,26 @@ class LiveLedger:
         )
 
     def certificate(self) -> dict[str, Agreement]:
-        """The sum of all parts beside the real weights, every entry."""
-        found = {}
+        """Compare the sum of all parts with the actual weights, in every entry."""
+        agreements = {}
         for name, account in self.accounts.items():
             actual, total = account.parameter.detach().cpu(), account.weight.double().sum(0)
             self.ranks.add_up([total])
             eps = torch.finfo(actual.dtype).eps
             first, rounding = account.first.double(), Rounding(eps, account.gradient_eps)
-            found[name] = agreement(actual, first, total, account.moves, rounding)
-        return found
+            agreements[name] = agreement(actual, first, total, account.moves, rounding)
+        return agreements
 
 
 def _product(layer: LayerInfo, account: LedgerAccount, key: Tensor, error: Tensor) -> Float[Tensor, "..."]:
-    """What some rows put into the gradient of a parameter."""
+    """What some rows add to the gradient of a parameter."""
     dtype, shape = account.weight.dtype, account.weight.shape[1:]
     key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
     return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
 
 
 def states_by_name(plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
-    """What the optimisers keep of the parameters that a ledger explains."""
+    """The optimisers' state of the parameters that a ledger explains."""
     names = {id(plan.tensors[p.name]): p.name for p in plan.parameters if p.kind == "ledger"}
     out = {}
     for optimizer, rule in zip(optimizers, plan.rules, strict=True):

@@ -1,7 +1,7 @@
-"""What happens to the network outside of the recorded steps, and so is no part of the memory: each is marked.
+"""Marks changes of the network outside of the recorded steps, which the memory does not contain.
 
-Modules and parameters that are replaced, optimiser state that is cleared or loaded, an optimiser object that nobody
-passed to ``record``, and weights that are loaded after the last step.
+They are modules and parameters that are replaced, optimiser state that is cleared or loaded, steps of an optimiser
+object that was not passed to ``record``, and weights that are loaded after the last step.
 """
 
 import math
@@ -17,8 +17,9 @@ from dualform.rules import path_of
 from ..hooks import uncompiled
 from ..plan import ModelLinks, RecordingPlan, unwrapped
 from ..state import states_of
-from ..verify import Marks, WeightFingerprints
+from ..verify import Marks, UnfinishedStep, WeightFingerprints
 from .backward_hooks import BackwardHooks
+from .clock import Clock
 from .live_ledger import states_by_name
 
 REPLACED = (
@@ -45,93 +46,103 @@ AT_END = (
 
 
 class OutsideChanges:
-    """Compares the network with what its last recorded step left."""
+    """Compares the network with its state after the last recorded step."""
 
     def __init__(
-        self, plan: RecordingPlan, optimizers: Sequence[optim.Optimizer], passes: BackwardHooks, marks: Marks
+        self,
+        plan: RecordingPlan,
+        optimizers: Sequence[optim.Optimizer],
+        clock: Clock,
+        backward_hooks: BackwardHooks,
+        marks: Marks,
     ) -> None:
-        self.plan, self.optimizers, self.passes, self.marks = plan, optimizers, passes, marks
+        self.plan, self.optimizers, self.clock, self.marks = plan, optimizers, clock, marks
+        self.backward_hooks = backward_hooks
+        self.unfinished_step = UnfinishedStep(plan.tensors)
         self.links = ModelLinks(plan.model, plan.tensors)
         self.replaced: set[str] = set()
-        """The parameters that others took the place of."""
-        names = (*plan.explained, *plan.in_ledger) if passes.ranks.first else ()
+        """The parameters that were replaced by others."""
+        names = (*plan.explained, *plan.in_ledger) if backward_hooks.ranks.first else ()
         states = states_of(plan, optimizers) | states_by_name(plan, optimizers)
         self.fingerprints = WeightFingerprints({name: plan.tensors[name] for name in names}, states)
         self._names = {id(plan.tensors[name]): name for name in names}
-        self._known = {id(tensor) for tensor in plan.tensors.values()}
+        self._known_ids = {id(tensor) for tensor in plan.tensors.values()}
         self._backwards = 0
-        self._told: set[str] = set()
-        """The parameters that a mark tells of already, since their last step."""
+        self._marked: set[str] = set()
+        """The parameters whose change since their last step is marked already."""
 
     def hook(self) -> list[Any]:
-        """Hear of the steps of all optimisers, as long as recording goes on; returns the handles."""
+        """Watch the steps of all optimisers while recording goes on; returns the handles."""
         return [register_optimizer_step_post_hook(self._after_any)]
 
-    def tell(self, names: Iterable[str]) -> None:
-        """Why these parameters have changed since their last step is marked already."""
-        self._told.update(names)
+    def mark_is_known(self, names: Iterable[str]) -> None:
+        """The change of these parameters since their last step is marked already."""
+        self._marked.update(names)
 
     def before_step(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """A parameter is about to take a recorded step: are it and the optimiser's state what the last one left?"""
-        if name not in self._told and self.fingerprints.changed(name):
-            self.marks("edited", name, EDITED, self.marks.step + 1)
+        """A parameter is about to take a recorded step: mark changes of it and of its state since the last one."""
+        if name not in self._marked and self.fingerprints.changed(name):
+            self.marks("edited", name, EDITED, self.clock.next_step)
         if self.fingerprints.state_changed(name, state):
-            self.marks("state-changed", name, STATE, self.marks.step + 1)
+            self.marks("state-changed", name, STATE, self.clock.next_step)
 
     def after_step(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """A parameter took a recorded step."""
-        self._backwards = self.passes.backwards
-        self._told.discard(name)
+        """A parameter has taken a recorded step."""
+        self._backwards = self.backward_hooks.backwards
+        self._marked.discard(name)
         self.fingerprints.take(name, state)
 
     def forget(self, names: Sequence[str]) -> None:
-        """Some parameters are kept as snapshots from now on: whatever they become is in the memory."""
+        """Some parameters are kept as snapshots from now on, so that no change of them is lost."""
         for name in names:
-            whole = self.fingerprints.tensors.pop(name, None)
-            self._names.pop(id(whole and whole.tensor), None)
+            stretch = self.fingerprints.tensors.pop(name, None)
+            self._names.pop(id(stretch and stretch.tensor), None)
 
-    def look_at_links(self, step: int) -> None:
-        """See that the model still holds the modules and parameters that are recorded."""
+    def check_links(self, step: int) -> None:
+        """Mark recorded parameters that the model no longer holds."""
         if not self.links.same():
             for name in self.links.replaced():
                 if name not in self.replaced:
                     self.replaced.add(name)
                     self.marks("replaced", name, REPLACED, step)
 
-    def look_at_parameter(self, parameter: Tensor) -> None:
-        """A recorded optimiser steps on a parameter that belongs to no recorded layer: does the memory know it?"""
-        if id(parameter) not in self._known:
-            self._known.add(id(parameter))
+    def check_parameter(self, parameter: Tensor) -> None:
+        """A recorded optimiser steps on a parameter of no recorded layer: mark it if it joined the model later."""
+        if id(parameter) not in self._known_ids:
+            self._known_ids.add(id(parameter))
             name = self.links.name_of(parameter)
             if name is not None and name not in self.replaced:
-                self.marks("added", name, ADDED, self.marks.step + 1)
+                self.marks("added", name, ADDED, self.clock.next_step)
 
     def foreign(self) -> set[str]:
-        """The explained parameters whose weights are not those that their last recorded step left."""
+        """The explained parameters that differ from what their last recorded step left."""
         return self.replaced | {name for name in self.fingerprints.tensors if self.fingerprints.changed(name)}
 
     def close(self, unfinished: Iterable[str] = ()) -> set[str]:
-        """Recording ends: mark the parameters that have other weights than the last step left, and return them. Those
-        of a step that was broken off are marked already.
+        """Recording ends: mark the parameters that changed since the last step, and return them. Those of a step that
+        was broken off are marked already.
         """
-        self.look_at_links(self.marks.step)
+        self.check_links(self.clock.step)
         for name in self.links.added():
-            self.marks("added", name, ADDED, self.marks.step)
-        foreign, others = self.foreign(), {mark.name for mark in self.marks.all() if mark.kind == "other-optimiser"}
-        passes = self.passes.backwards - self._backwards
+            self.marks("added", name, ADDED, self.clock.step)
+        foreign, stepped_by_others = (
+            self.foreign(),
+            {mark.name for mark in self.marks.all() if mark.kind == "other-optimiser"},
+        )
+        passes = self.backward_hooks.backwards - self._backwards
         unused = f"; {passes} backward passes since then were used by no recorded optimiser" if passes else ""
-        for name in sorted(foreign - self.replaced - others - set(unfinished)):
-            self.marks("changed-at-end", name, AT_END + unused, self.marks.step)
+        for name in sorted(foreign - self.replaced - stepped_by_others - set(unfinished)):
+            self.marks("changed-at-end", name, AT_END + unused, self.clock.step)
         return foreign
 
     def certificate(self, certified: Mapping[str, Agreement], foreign: Container[str]) -> dict[str, Agreement]:
-        """Without the lines that compare with foreign weights; what was replaced is not explained at all."""
+        """The certificate without parameters whose weights are foreign; the error of a replaced one is infinite."""
         own = {name: line for name, line in certified.items() if name not in foreign}
         return own | {name: Agreement(math.inf, 0.0) for name in certified if name in self.replaced}
 
     @uncompiled
     def _after_any(self, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        """Some optimiser took a step. One that only passes on what a recorded one did leaves the weights alone."""
+        """Any optimiser took a step: mark the weights that it changed, unless it is a recorded one."""
         if any(unwrapped(optimizer) is own for own in self.optimizers):
             return
         for group in optimizer.param_groups:
@@ -142,5 +153,5 @@ class OutsideChanges:
                         f"another optimiser object ({path_of(type(optimizer))}) stepped on it: the memory misses these "
                         "steps. Pass all optimisers to record, record(model, [first, second], path)"
                     )
-                    self.marks("other-optimiser", name, message, self.marks.step + 1)
-                    self.tell([name])
+                    self.marks("other-optimiser", name, message, self.clock.next_step)
+                    self.mark_is_known([name])

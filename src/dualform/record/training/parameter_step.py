@@ -1,4 +1,4 @@
-"""What a step did to each parameter: as far as it is known while training runs, and what is found out of that later."""
+"""A step of each parameter: what is read while training runs, and what is computed from it later."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ NOTHING = torch.empty(0)
 
 @dataclass(slots=True)
 class ParameterUpdate:
-    """One parameter in a step, as far as it is known while training runs."""
+    """A step of one parameter, as it is read while training runs."""
 
     follower: GradientFollower
     passes: list[PassGradient]
     transition: Transition | None
     settings: Mapping[str, float]
     inner: float
-    """What the optimiser itself multiplies the gradient with before it uses it (1 / loss scale)."""
+    """The factor by which the optimiser itself multiplies the gradient before use (1 / loss scale)."""
     bare: bool
-    """Whether it has a gradient that no slots of this process made."""
+    """Whether it has a gradient, but no slots of this process."""
     probe: Tensor = NOTHING
-    """The gradient as the step uses it, seen through its probe."""
+    """The probe of the gradient as the step uses it."""
     sample: bytes = b""
     state_sample: bytes = b""
 
 
 class NewBatch(NamedTuple):
-    """A batch that a step uses for the first time: the step, which of its batches, how many examples."""
+    """A batch that a step uses for the first time: the step, the number of the batch in it, its number of examples."""
 
     step: int
     number: int
@@ -49,11 +49,11 @@ def new_batches(
 ) -> list[NewBatch]:
     """The batches that steps use for the first time, in their order."""
     new: dict[int, NewBatch] = {}
-    for step, moved in steps:
+    for step, updates in steps:
         number = 0
-        for each in moved:
-            for added in each.passes:
-                for slots in added.slots:
+        for update in updates:
+            for gradient_pass in update.passes:
+                for slots in gradient_pass.slots:
                     batch = slots.batch
                     if batch.visit < 0 and id(batch) not in new and slots.layer.keep != "ledger":
                         new[id(batch)] = NewBatch(step, number, size_of(slots), batch)
@@ -61,31 +61,31 @@ def new_batches(
     return list(new.values())
 
 
-def scales_of(found: Sequence[GradientFactors]) -> list[float]:
-    """The gradient scale of each parameter; where all watched entries were zero, that of the others."""
-    if all(each.scale is not None for each in found):
-        return [each.scale or 0.0 for each in found]
-    known = [each.scale for each in found if each.scale is not None and each.factors]
-    common = float(np.median(known)) if known else 1.0
-    return [common if each.scale is None else each.scale for each in found]
+def scales_of(factors: Sequence[GradientFactors]) -> list[float]:
+    """The gradient scale of each parameter; the median scale where all watched entries of a gradient are zero."""
+    if all(audited.scale is not None for audited in factors):
+        return [audited.scale or 0.0 for audited in factors]
+    measured = [audited.scale for audited in factors if audited.scale is not None and audited.factors]
+    common = float(np.median(measured)) if measured else 1.0
+    return [common if audited.scale is None else audited.scale for audited in factors]
 
 
 def factors_of(
-    moved: Sequence[ParameterUpdate], found: Sequence[GradientFactors]
+    updates: Sequence[ParameterUpdate], step_factors: Sequence[GradientFactors]
 ) -> Iterable[tuple[CallSlots, float, float]]:
-    """The slots that a step used up, and what they count for in the gradients of weight and bias."""
+    """The slots that a step used up, and their factors in the gradients of weight and bias."""
     used: dict[int, tuple[CallSlots, list[float]]] = {}
-    for each, about in zip(moved, found, strict=True):
-        for added, factor in zip(each.passes, about.factors, strict=True):
-            for slots in added.slots:
+    for update, audited in zip(updates, step_factors, strict=True):
+        for gradient_pass, factor in zip(update.passes, audited.factors, strict=True):
+            for slots in gradient_pass.slots:
                 _, factors = used.setdefault(id(slots), (slots, [0.0, 0.0]))
-                factors[0 if each.follower.name in slots.layer.weights else 1] = factor
+                factors[0 if update.follower.name in slots.layer.weights else 1] = factor
     return [(slots, weight, bias) for slots, (weight, bias) in used.values()]
 
 
-def line_of(moved: ParameterUpdate, scale: float) -> ParameterStep:
-    """What the memory keeps of it."""
+def line_of(update: ParameterUpdate, scale: float) -> ParameterStep:
+    """The row of a parameter's step in the table of steps."""
     return ParameterStep(
-        moved.follower.name, moved.transition, scale * moved.inner, moved.settings, moved.sample, moved.state_sample,
-        gradient_eps(moved.passes),
+        update.follower.name, update.transition, scale * update.inner, update.settings, update.sample,
+        update.state_sample, gradient_eps(update.passes),
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Does the optimiser do what its rule says, to every entry? Now and then a step is computed beside the real one.
+"""Checks that the optimiser does what its rule says to every entry: some steps are computed beside the real ones.
 
 Under a rule that divides each entry by a number of its own, the certificate follows a few entries of a large weight. If
-something changed others inside the step (a hook on the optimiser that clamps weights, say), only this would show it.
-Weights under other rules are followed as a whole.
+something changes other entries inside the step (a hook on the optimiser that clamps weights, say), only this audit
+shows it. Weights under other rules are followed as a whole.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from ..verify import Marks
 from .parameter_step import ParameterUpdate
 
 EVERY = 64
-"""After the first step, one parameter in so many steps."""
+"""After the first step, one parameter is checked every so many steps."""
 
 OTHERWISE = (
     "the optimiser's step changed it in another way than the rule says (a hook on the optimiser that changes weights, "
@@ -28,7 +28,7 @@ OTHERWISE = (
 
 
 class ExpectedStep(NamedTuple):
-    """A parameter before a step, and what the rule makes of it."""
+    """A parameter before a step, and after it according to the rule."""
 
     name: str
     parameter: Tensor
@@ -37,43 +37,43 @@ class ExpectedStep(NamedTuple):
 
 
 class RuleAudit:
-    """Computes steps beside the optimiser."""
+    """Computes some steps by the rule and compares them with the optimiser's."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
         self._expected: list[ExpectedStep] = []
         self._turn = 0
 
-    def before(self, optimizer: optim.Optimizer, rule: Rule | None, staged: Sequence[ParameterUpdate]) -> None:
-        """A step is about to be taken: compute it, if it is time to."""
+    def before(self, optimizer: optim.Optimizer, rule: Rule | None, updates: Sequence[ParameterUpdate]) -> None:
+        """A step is about to be taken: compute it, if this one is to be checked."""
         self._expected = []
         if rule is None or rule.precondition is None or not rule.local:
             return
         self._turn += 1
         if self._turn == 1:
-            chosen = staged
-        elif self._turn % EVERY == 0 and staged:
-            chosen = [staged[self._turn // EVERY % len(staged)]]
+            chosen = updates
+        elif self._turn % EVERY == 0 and updates:
+            chosen = [updates[self._turn // EVERY % len(updates)]]
         else:
             return
-        self._expected = [self._expect(optimizer, rule, moved) for moved in chosen if moved.transition is not None]
+        self._expected = [self._expect(optimizer, rule, update) for update in chosen if update.transition is not None]
 
-    def after(self) -> None:
-        """The step is over: mark what it did otherwise."""
+    def after(self, step: int) -> None:
+        """The step is over: mark parameters that differ from the expected ones."""
         for name, parameter, before, after in self._expected:
             now, eps = parameter.detach(), torch.finfo(parameter.dtype).eps
-            off, moved = float((now - after).norm()), float((now - before).norm())
-            if not off <= 1e-3 * moved + 64 * eps * float(now.norm()):
-                self.marks("stepped-otherwise", name, OTHERWISE, self.marks.step)
+            off, distance = float((now - after).norm()), float((now - before).norm())
+            if not off <= 1e-3 * distance + 64 * eps * float(now.norm()):
+                self.marks("stepped-otherwise", name, OTHERWISE, step)
         self._expected = []
 
     @staticmethod
-    def _expect(optimizer: optim.Optimizer, rule: Rule, moved: ParameterUpdate) -> ExpectedStep:
-        follower, transition = moved.follower, moved.transition
+    def _expect(optimizer: optim.Optimizer, rule: Rule, update: ParameterUpdate) -> ExpectedStep:
+        follower, transition = update.follower, update.transition
         parameter, grad = follower.parameter, follower.parameter.grad
         assert grad is not None and transition is not None
-        kept = {key: t.detach() for key, t in state_tensors(rule, optimizer.state.get(parameter, {})).items()}
-        buffer = kept.pop("buffer", torch.zeros_like(parameter))
-        state, gradient = ParameterState(parameter.detach(), buffer, kept), grad.detach() * moved.inner
-        after = advance(rule, transition, moved.settings, state, gradient, follower.eps).weight
+        shared = {key: t.detach() for key, t in state_tensors(rule, optimizer.state.get(parameter, {})).items()}
+        buffer = shared.pop("buffer", torch.zeros_like(parameter))
+        state, gradient = ParameterState(parameter.detach(), buffer, shared), grad.detach() * update.inner
+        after = advance(rule, transition, update.settings, state, gradient, follower.eps).weight
         return ExpectedStep(follower.name, parameter, parameter.detach().clone(), after)

@@ -1,7 +1,7 @@
-"""What the gradients say, found out for many steps at once.
+"""Audits gradients, for many steps at once.
 
-Between its backward pass and the step a gradient may only have changed by one factor, and it must be the product of the
-slots that were copied. What is neither is marked.
+Between its backward pass and the step a gradient may only be multiplied by one factor, and it must be the product of
+the slots that were copied. Any other gradient is marked.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ OnMark = Callable[[str, str, str, int], None]
 
 @dataclass(slots=True)
 class GradientFactors:
-    """A parameter in a step: the scale of its last pass (None: not known), of each pass relative to that, and whether
-    what was noticed about it is marked already.
+    """Factors of a parameter's gradient in a step: of its last pass (None: not known), and of each pass relative to
+    that one. ``marked`` if its gradient is marked already.
     """
 
     scale: float | None
@@ -41,28 +41,28 @@ class GradientFactors:
 def audit(
     follower: GradientFollower, steps: Sequence[int], passes: Sequence[Sequence[PassGradient]], mark: OnMark
 ) -> list[GradientFactors]:
-    """Look at the watched entries of a parameter in the passes that each of some steps used up."""
-    flat = [each for of_step in passes for each in of_step]
+    """Audit the watched entries of a parameter in the backward passes that each of some steps used up."""
+    flat = [gradient_pass for step_passes in passes for gradient_pass in step_passes]
     ratios, uneven = np.full(len(flat), np.nan), np.zeros(len(flat), bool)
     for group in _same_entries(flat):
         ratios[group], uneven[group] = _ratios([flat[i] for i in group], follower.eps)
     factors, off = ratios.tolist(), uneven.tolist()
-    found, begin = [], 0
-    for step, of_step in zip(steps, passes, strict=True):
-        end = begin + len(of_step)
-        for i, each in enumerate(of_step, begin):
+    audited, begin = [], 0
+    for step, step_passes in zip(steps, passes, strict=True):
+        end = begin + len(step_passes)
+        for i, gradient_pass in enumerate(step_passes, begin):
             if off[i]:
                 mark("changed-unevenly", follower.name, UNEVEN, step)
-            if each.left_over:
+            if gradient_pass.left_over:
                 mark("not-a-product", follower.name, NO_PRODUCT, step)
-        marked = any(off[begin:end]) or any(each.left_over for each in of_step)
-        found.append(_found(factors[begin:end], marked))
+        marked = any(off[begin:end]) or any(gradient_pass.left_over for gradient_pass in step_passes)
+        audited.append(_step_factors(factors[begin:end], marked))
         begin = end
-    return found
+    return audited
 
 
-def _found(ratios: list[float], marked: bool) -> GradientFactors:
-    """What one pass after the other was multiplied with until the step."""
+def _step_factors(ratios: list[float], marked: bool) -> GradientFactors:
+    """The factor of each pass until the step, from the ratios of one pass to the next."""
     if not ratios:
         return GradientFactors(1.0, [], marked)
     factors = [1.0]
@@ -72,7 +72,7 @@ def _found(ratios: list[float], marked: bool) -> GradientFactors:
 
 
 def scale_of(follower: GradientFollower) -> float:
-    """By what the gradient was multiplied since its last pass; 1 where that cannot be seen."""
+    """The factor by which the gradient was multiplied since its last pass; 1 where it cannot be measured."""
     last = follower.passes[-1]
     if last.later is None or last.later == last.after:
         return 1.0
@@ -82,17 +82,17 @@ def scale_of(follower: GradientFollower) -> float:
 
 def _same_entries(passes: Sequence[PassGradient]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
-    for i, each in enumerate(passes):
-        if each.later is not None:
-            groups.setdefault(id(each.watched), []).append(i)
+    for i, gradient_pass in enumerate(passes):
+        if gradient_pass.later is not None:
+            groups.setdefault(id(gradient_pass.watched), []).append(i)
     return list(groups.values())
 
 
 def _ratios(passes: Sequence[PassGradient], eps: float) -> tuple[Float[np.ndarray, " p"], Bool[np.ndarray, " p"]]:
-    """By what the gradient was multiplied after each pass (NaN: cannot be seen); whether by more than one number."""
+    """The factor of the gradient after each pass (NaN: cannot be measured), and whether entries have different ones."""
     ratios, uneven = np.ones(len(passes)), np.zeros(len(passes), bool)
     watched = passes[0].watched
-    changed = [i for i, each in enumerate(passes) if each.later != each.after or watched.zero(each.after)]
+    changed = [i for i, entries in enumerate(passes) if entries.later != entries.after or watched.zero(entries.after)]
     if changed:
         after = watched.values([passes[i].after for i in changed])
         later = watched.values([passes[i].later or b"" for i in changed])
@@ -105,14 +105,14 @@ def _ratios(passes: Sequence[PassGradient], eps: float) -> tuple[Float[np.ndarra
     return ratios, uneven
 
 
-# ------------------------------------------------------------------------------------------- probes of the whole
+# ------------------------------------------------------------------------------------------- probes of whole gradients
 
 
 def probed(follower: GradientFollower, passes: Sequence[PassGradient], factors: Sequence[float]) -> ProbedSlots:
-    """What the slots of some passes put into a gradient, seen through its probe: each pass with its factor."""
+    """The probe of what the slots of some passes put into a gradient, each pass with its factor."""
     numbers, power, rows, eps = None, 0.0, 0, follower.eps
-    for one, factor in zip(passes, factors, strict=True):
-        for part, slots in zip(one.probed, one.slots, strict=True):
+    for gradient_pass, factor in zip(passes, factors, strict=True):
+        for part, slots in zip(gradient_pass.probed, gradient_pass.slots, strict=True):
             part = part.cpu() if factor == 1.0 else part.cpu() * factor
             numbers = part if numbers is None else numbers + part
             power += factor**2 * slots.power(follower.name)
@@ -124,12 +124,18 @@ def probed(follower: GradientFollower, passes: Sequence[PassGradient], factors: 
 def not_products(
     sums: Sequence[ProbedSlots], scales: Sequence[float], gradients: Sequence[Tensor]
 ) -> Bool[np.ndarray, " s"]:
-    """In which steps the probe of a gradient is not that of its slots, beyond what rounding explains.
+    """The steps in which the probe of a gradient differs from that of its slots by more than rounding explains.
 
-    A sum of m products rounds off about √m times; more where large sums cancel, as with rows in an unlucky order.
+    The rounding error of a sum of m products grows like √m; faster where large sums cancel, as with rows in an unlucky
+    order.
     """
-    rows, eps, power = (np.array([getattr(each, name) for each in sums]) for name in ("rows", "eps", "power"))
-    product = torch.stack([each.numbers for each in sums]) * torch.tensor(scales, dtype=sums[0].numbers.dtype)[:, None]
+    rows, eps, power = (
+        np.array([getattr(probed_slots, name) for probed_slots in sums]) for name in ("rows", "eps", "power")
+    )
+    product = (
+        torch.stack([probed_slots.numbers for probed_slots in sums])
+        * torch.tensor(scales, dtype=sums[0].numbers.dtype)[:, None]
+    )
     off = torch.stack([gradient.cpu() for gradient in gradients]).sub_(product).norm(dim=1).double().numpy()
     size = np.abs(scales) * np.sqrt(power) + product.norm(dim=1).double().numpy()
     return ~(off <= eps * np.maximum(8 + 2.4 * np.sqrt(rows), 0.08 * rows) * size + 1e-30)

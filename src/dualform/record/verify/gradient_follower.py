@@ -1,9 +1,10 @@
-r"""What happens to a gradient between backward and step.
+r"""Follows a gradient from its backward passes to the step.
 
 A memory explains a step if the gradient that the optimiser uses is :math:`\kappa_s \sum E^\top X` with one scalar κ
-(clipping, loss scaling) over the recorded slots. κ is read off a few entries where the gradient is large (all of a
-small one); whether the rest of the gradient follows it, off a probe of the whole (``gradient_probe.py``). While
-training runs both are only taken; what they say is found out later, for many steps at once (``audit.py``).
+(clipping, loss scaling) over the recorded slots. κ is measured at a few entries where the gradient is large (at all
+entries of a small one); whether all other entries follow it, by a probe of the whole gradient (``gradient_probe.py``).
+While training runs, entries and probes are only copied; they are audited later, for many steps at once
+(``gradient_audit.py``).
 """
 
 from collections.abc import Sequence
@@ -18,23 +19,25 @@ from torch import Tensor, nn
 from dualform.store import EntrySample
 from dualform.types import LayerInfo
 
+from ..plan import RecordingPlan
 from ..slots import CallSlots
 from .gradient_probe import GradientProbe
 
 CANDIDATES, SIDE = 1024, 4
+"""Random entries among which the largest are chosen; how many are chosen, and how many neighbours of each are read."""
 
 SPREAD = 16
-"""Places that are watched in a gradient where several processes must agree on them before they have seen any."""
+"""Places that are watched in a gradient if several processes must agree on them before the first gradient."""
 
 TOGETHER = 64
 """Numbers of a probe that several processes add up."""
 
 PATIENCE = 64
-"""Passes that are held for a parameter that no optimiser has (it may be given to one later)."""
+"""Passes that are kept for a parameter that no optimiser has (it may be added to one later)."""
 
 
 class ProbedSlots(NamedTuple):
-    """What slots put into a gradient, seen through its probe, and what that is known up to: ``power`` is about the sum
+    """The probe of what slots put into a gradient, and what its rounding error depends on: ``power`` is about the sum
     of |x|² |e|² over all ``rows``, ``eps`` the coarsest rounding of these.
     """
 
@@ -46,17 +49,17 @@ class ProbedSlots(NamedTuple):
 
 @dataclass(slots=True)
 class PassGradient:
-    """What one backward pass added to a gradient: the watched entries right after, and when more happened; the slots,
-    and what they put into it.
+    """What one backward pass added to a gradient: its slots and their probes; the watched entries right ``after`` the
+    pass, and ``later``, before the next pass or the step.
     """
 
     watched: EntrySample
     after: bytes
     slots: list[CallSlots]
     probed: list[Tensor]
-    """For each call its part of the probe."""
+    """The probe of the slots of each call."""
     left_over: bool
-    """Whether it was added to a gradient that a step had used already."""
+    """Whether it was added to a gradient that a step had used before."""
     version: int
     """How often the gradient had been changed when the pass was over."""
     later: bytes | None = None
@@ -64,7 +67,7 @@ class PassGradient:
 
 def gradient_eps(passes: Sequence[PassGradient]) -> float:
     """The machine precision in which a gradient was computed: that of the inputs and errors it is the product of."""
-    return max((slots.eps for added in passes for slots in added.slots), default=0.0)
+    return max((slots.eps for gradient_pass in passes for slots in gradient_pass.slots), default=0.0)
 
 
 @dataclass(slots=True)
@@ -77,11 +80,19 @@ class OpenPass:
     slots: list[CallSlots] = field(default_factory=list)
     probed: list[Tensor] = field(default_factory=list)
     left_over: bool = False
-    """Whether something was there already, though no pass is known that left it."""
+    """Whether the gradient was not zero before, though no known pass has added to it."""
+
+
+def follow_gradients(plan: RecordingPlan, alone: bool, has_moved: bool) -> dict[str, "GradientFollower"]:
+    """A follower for each parameter of the recorded layers. ``has_moved`` where the memory holds steps already."""
+    followers = {name: GradientFollower(name, plan.parameter(name), plan.layers, alone) for name in plan.followed}
+    for follower in followers.values():
+        follower.moved = has_moved
+    return followers
 
 
 class GradientFollower:
-    """Follows the gradient of one parameter from pass to pass until the step; ``alone``, or as others do it."""
+    """Follows the gradient of one parameter from pass to pass until the step; ``alone``, or with other processes."""
 
     def __init__(self, name: str, parameter: nn.Parameter, layers: Sequence[LayerInfo], alone: bool = True) -> None:
         self.name, self.parameter, self.alone = name, parameter, alone
@@ -95,11 +106,11 @@ class GradientFollower:
         self.watched: EntrySample | None = None
         self.passes: list[PassGradient] = []
         self.moved = False
-        """Whether a step was taken that its slots have to explain."""
+        """Whether its slots have to explain a step already."""
         self._blind = 0
 
     def begin(self) -> OpenPass:
-        """A backward pass is about to reach this parameter: what is in its gradient by now?"""
+        """A backward pass is about to reach this parameter: read its gradient."""
         grad = self.parameter.grad
         if grad is None:
             self.passes = []
@@ -107,32 +118,34 @@ class GradientFollower:
         now = self.read(grad) if self.watched is not None else None
         if self.passes and self._was_zeroed(grad, now):
             self.passes = []
-        unseen = now is None and not self.passes and bool(grad.any())  # a backward pass that was broken off?
-        return OpenPass(grad, grad._version, now, left_over=unseen)
+        unexplained = (
+            now is None and not self.passes and bool(grad.any())
+        )  # left by a backward pass that was broken off?
+        return OpenPass(grad, grad._version, now, left_over=unexplained)
 
     def has_more(self, opened: OpenPass) -> bool:
-        """The backward pass is over: did it add anything here?"""
+        """Whether the backward pass, which is over, has added to the gradient."""
         grad = self.parameter.grad
         return grad is not None and not (grad is opened.grad and grad._version == opened.version)
 
     def end(self, opened: OpenPass, waits: bool) -> None:
-        """Remember what the pass added. ``waits`` where no optimiser has the parameter."""
+        """Keep what the pass added. ``waits`` if no optimiser has the parameter."""
         grad = self.parameter.grad
         assert grad is not None
         before = opened.now
         watched = self.watched or (self._choose(grad) if self.alone else self._spread())
         after = watched.of(grad)
         if watched.zero(after):
-            watched, before = self._choose(grad), None  # look where the gradient is not zero
+            watched, before = self._choose(grad), None  # choose entries where the gradient is not zero
             after = watched.of(grad)
-        seen = before is not None and not watched.zero(before)
-        left_over = opened.left_over or (seen and not self.passes)
+        not_zero = before is not None and not watched.zero(before)
+        left_over = opened.left_over or (not_zero and not self.passes)
         self.passes.append(PassGradient(watched, after, opened.slots, opened.probed, left_over, grad._version))
         if waits and len(self.passes) > PATIENCE:
             self.passes = []
 
     def read(self, grad: Tensor) -> bytes:
-        """The watched entries as they are now. Where they became zero, the passes so far are gone."""
+        """The watched entries as they are now. If they have become zero, the passes so far are dropped."""
         assert self.watched is not None
         now = self.watched.of(grad)
         if self.passes:
@@ -143,43 +156,45 @@ class GradientFollower:
         return now
 
     def _was_zeroed(self, grad: Tensor, now: bytes | None) -> bool:
-        """Whether somebody zeroed a gradient in which there was nothing to see."""
+        """Whether a gradient was zeroed whose watched entries do not show it."""
         if now is not None and self.watched is not None and not self.watched.zero(now):
             return False
         return grad._version != self.passes[-1].version and not bool(grad.any())
 
-    def look_at(self, where: tuple[tuple[int, ...], int] | None) -> None:
-        """Watch these entries from the next pass on: runs of neighbours, and how long they are."""
-        if where is not None and not self.passes:
-            self._watch(*where)
+    def watch_at(self, places: tuple[tuple[int, ...], int] | None) -> None:
+        """Watch these entries from the next pass on: the beginnings of runs of neighbours, and their length."""
+        if places is not None and not self.passes:
+            self._watch(*places)
 
-    def look_elsewhere(self) -> None:
+    def watch_elsewhere(self) -> None:
         """Watch other entries from the next pass on."""
         if not self.passes:
             self.watched = None
 
     def _choose(self, grad: Tensor) -> EntrySample:
-        """Watch the entries around the largest of some random ones, or of all where those are zero; all of a few."""
+        """Watch all entries of a small gradient, else those around the largest of some random ones (of all, if these
+        are zero).
+        """
         flat = grad.detach().reshape(-1)
         size = flat.numel()
         if size <= CANDIDATES and self.alone:
             return self._watch([0], size)
-        some = (
+        candidates = (
             torch.from_numpy(self.random.integers(size, size=CANDIDATES)) if size > CANDIDATES else torch.arange(size)
         )
-        some = some.to(flat.device)
-        values = flat[some].abs()
+        candidates = candidates.to(flat.device)
+        values = flat[candidates].abs()
         if not bool(values.any()):
             self._blind += 1
             if self._blind & (self._blind - 1) == 0:  # the 1st, 2nd, 4th, 8th … time: a dead layer should cost nothing
-                some, values = torch.arange(size, device=flat.device), flat.abs()
-        best = some[values.topk(min(SIDE, len(some))).indices]
+                candidates, values = torch.arange(size, device=flat.device), flat.abs()
+        best = candidates[values.topk(min(SIDE, len(candidates))).indices]
         width = min(SIDE, size)  # neighbours: they lie in one line of the cache
         begins = (best - best % SIDE).clamp(max=size - width).unique().tolist()
         return self._watch(begins, width)
 
     def _spread(self) -> EntrySample:
-        """Watch the same entries that other processes watch, whatever their gradients are."""
+        """Watch the same entries as the other processes, whatever their gradients are."""
         size = self.parameter.numel()
         width = min(SIDE, size)
         return self._watch(np.unique(self.random.integers(size - width + 1, size=SPREAD)).tolist(), width)

@@ -1,14 +1,14 @@
-r"""The certificate, built up while training runs.
+r"""The live certificate: computed while training runs, so that every shard has one.
 
 Each recorded parameter is carried from step to step by the optimiser's own recurrence, in two ways. A few dozen entries
-(some rows and columns) are fed with nothing but the slots *as they are stored*: that shows what storing them rounds
-off. And the parameter as a whole, seen through the probe of its gradient (``gradient_probe.py``), is fed with what
-slots put into it: that shows whatever else moved the weights, wherever in the parameter. Whenever a shard is complete
-both are compared with the real weights and the larger difference counts: every shard comes with its certificate.
+(some rows and columns) receive only the slots *as they are stored*: they show the rounding error of storing slots. And
+the whole parameter, as the probe of its gradient shows it (``gradient_probe.py``), receives what slots put into the
+gradient: it shows whatever else moved the weights, anywhere in the parameter. Whenever a shard is complete, both are
+compared with the real weights, and the larger difference counts.
 
-Under a rule that divides each entry by a number of its own, a random direction of the weights cannot be carried on, so
-there the second way is for biases and weights of few entries. Rules that need a whole matrix to move one of its entries
-(Adafactor, Muon) cannot be followed at all; their parameters are checked when the recording is closed.
+Under a rule that divides each entry by a number of its own, a random direction of the weights has no recurrence, so the
+second way is only used for biases and small weights. Rules that need a whole matrix to move one of its entries
+(Adafactor, Muon) cannot be followed at all; their parameters are certified when the recording is closed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,12 @@ from dualform.types import LayerInfo
 from ..distributed import Ranks
 from ..plan import CertificateEntries, RecordingPlan, columns_for, sizes_of
 from ..slots import CallSlots
+from .gradient_follower import GradientFollower
 from .gradient_probe import GradientProbe
 
 
 class UsedSlots(NamedTuple):
-    """Slots that a step used up, and what they count for in the gradients of weight and bias."""
+    """Slots that a step used up, and their factors in the gradients of weight and bias."""
 
     step: int
     slots: CallSlots
@@ -40,59 +41,61 @@ class UsedSlots(NamedTuple):
 
 
 StepLine = tuple[int, ParameterStep]
+"""A step of a parameter: a row of the table of steps."""
 
 
 class LiveCertificate:
-    """Follows all recorded parameters whose rule lets it."""
+    """Follows all recorded parameters whose rule moves each entry by itself."""
 
     def __init__(
-        self, plan: RecordingPlan, store: Store, step: int, ranks: Ranks, probes: Mapping[str, GradientProbe]
+        self, plan: RecordingPlan, store: Store, step: int, ranks: Ranks, followers: Mapping[str, GradientFollower]
     ) -> None:
         self.plan, self.ranks = plan, ranks
-        self.proofs: dict[str, ScalarFollower | PreconditionedFollower] = {}
-        """A few entries of each parameter, from slots as they are stored."""
-        self.wholes: dict[str, ScalarFollower | PreconditionedFollower] = {}
-        """Each parameter whole, from slots as they were."""
+        self.by_entries: dict[str, ScalarFollower | PreconditionedFollower] = {}
+        """A few entries of each parameter, computed from slots as they are stored."""
+        self.by_probe: dict[str, ScalarFollower | PreconditionedFollower] = {}
+        """Whole parameters, computed from slots before they are stored."""
         self.stored = getattr(torch, store.manifest.dtype)
         rules = {name: rule for name in plan.explained if (rule := plan.rule(name)) is None or rule.local}
         for name, state in state_at(store, list(rules), step).items():
             rule, patch = rules[name], plan.patches[name]
             kind = ScalarFollower if rule is None or rule.precondition is None else PreconditionedFollower
             moves = int((store.schedule(name).steps <= step).sum())
-            self.proofs[name] = kind(name, patch, rule, store.initial(name), state, moves)
-            if kind is ScalarFollower or probes[name].entrywise:
-                self.wholes[name] = kind(name, probes[name], rule, store.initial(name), state, moves)
-            for followed in self._followed(name):
-                followed.squares = moves * store.gradient_eps(name, step) ** 2
+            self.by_entries[name] = kind(name, patch, rule, store.initial(name), state, moves)
+            probe = followers[name].probe
+            if kind is ScalarFollower or probe.entrywise:
+                self.by_probe[name] = kind(name, probe, rule, store.initial(name), state, moves)
+            for follower in self._followers_of(name):
+                follower.squares = moves * store.gradient_eps(name, step) ** 2
         self.places = {layer.name: _places(layer, plan) for layer in plan.layers}
 
     def take(
         self, lines: Sequence[StepLine], used: Sequence[UsedSlots], sums: Mapping[tuple[int, str], Float[Tensor, " p"]]
     ) -> None:
-        """Go on by some steps: their lines, the slots they used up, and what those put into the gradient of each
-        parameter in each step, seen through its probe.
+        """Follow some steps: their rows, the slots they used up, and the probe of what those put into the gradient of
+        each parameter in each step.
         """
-        moves: dict[str, list[StepLine]] = {name: [] for name in self.proofs}
+        moves: dict[str, list[StepLine]] = {name: [] for name in self.by_entries}
         for step, line in lines:
             if line.parameter in moves:
                 moves[line.parameter].append((step, line))
-        for name, some in moves.items():
-            self.proofs[name].begin(some)
-            for followed in self._followed(name):
-                followed.squares += sum(line.gradient_eps**2 for _, line in some)
-            if whole := self.wholes.get(name):
-                whole.begin(some)
-                steps = [step for step, _ in some]
-                whole.add_gradients({step: sums[step, name] for step in steps if (step, name) in sums})
-                whole.end(some)
+        for name, parameter_lines in moves.items():
+            self.by_entries[name].begin(parameter_lines)
+            for follower in self._followers_of(name):
+                follower.squares += sum(line.gradient_eps**2 for _, line in parameter_lines)
+            if probed := self.by_probe.get(name):
+                probed.begin(parameter_lines)
+                steps = [step for step, _ in parameter_lines]
+                probed.add_gradients({step: sums[step, name] for step in steps if (step, name) in sums})
+                probed.end(parameter_lines)
         runs: dict[int, list[UsedSlots]] = {}
-        for each in used:
-            runs.setdefault(id(each.slots.run), []).append(each)
+        for used_slots in used:
+            runs.setdefault(id(used_slots.slots.run), []).append(used_slots)
         for group in runs.values():
             self._add(group)
-        self.ranks.add_up([tensor for proof in self.proofs.values() for tensor in proof.more])
-        for name, some in moves.items():
-            self.proofs[name].end(some)
+        self.ranks.add_up([tensor for follower in self.by_entries.values() for tensor in follower.more])
+        for name, parameter_lines in moves.items():
+            self.by_entries[name].end(parameter_lines)
 
     def _add(self, used: Sequence[UsedSlots]) -> None:
         """Add what the rows of a run put into the followed entries of its layer's parameters."""
@@ -103,83 +106,84 @@ class LiveCertificate:
         keys, errors = run.columns(rows)
         biases = {module.name: module.biases for module in layer.modules}
         for name, place in self.places[layer.name].items():
-            proof = self.proofs.get(name)
-            if proof is None:
+            follower = self.by_entries.get(name)
+            if follower is None:
                 continue
             weight = name in layer.weights
             factors = [
-                each.factor if weight else each.bias_factor if name in biases[each.slots.module] else 0.0
-                for each in used
+                call.factor if weight else call.bias_factor if name in biases[call.slots.module] else 0.0
+                for call in used
             ]
             scale = errors.scale * keys.scale if weight else errors.scale
-            cut = keys.values[:, place] if place is not None else None
-            proof.add(layer, [each.step for each in used], factors, sizes, cut, errors.values * scale[:, None])
+            key_columns = keys.values[:, place] if place is not None else None
+            steps = [call.step for call in used]
+            follower.add(layer, steps, factors, sizes, key_columns, errors.values * scale[:, None])
 
-    def _followed(self, name: str) -> list["ScalarFollower | PreconditionedFollower"]:
-        return [follows[name] for follows in (self.proofs, self.wholes) if name in follows]
+    def _followers_of(self, name: str) -> list["ScalarFollower | PreconditionedFollower"]:
+        return [followers[name] for followers in (self.by_entries, self.by_probe) if name in followers]
 
     def forget(self, name: str) -> None:
         """Follow a parameter no longer."""
-        self.proofs.pop(name, None)
-        self.wholes.pop(name, None)
+        self.by_entries.pop(name, None)
+        self.by_probe.pop(name, None)
 
     def give_up(self) -> None:
-        """Follow nothing any more: the certificate is made from the disk when recording ends."""
-        self.proofs, self.wholes = {}, {}
+        """Follow nothing any more: the certificate is computed from the disk when recording ends."""
+        self.by_entries, self.by_probe = {}, {}
 
-    def certificate(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
-        """Compare with the real weights of this moment."""
-        return {name: self._agreement(name, actual[name]) for name in self.proofs}
+    def agreements(self, actual: Mapping[str, Tensor]) -> dict[str, Agreement]:
+        """Compare with the actual weights of this moment."""
+        return {name: self._agreement(name, actual[name]) for name in self.by_entries}
 
     def _agreement(self, name: str, actual: Tensor) -> Agreement:
-        now, whole, proof = actual.detach().cpu(), self.wholes.get(name), self.proofs[name]
-        sizes = float((now - proof.begun).norm()), float(now.norm())
-        entries = proof.agree(now, *sizes)
-        if whole is None:
-            return entries
-        agreed = whole.agree(now, *sizes)
-        exact = torch.promote_types(self.stored, actual.dtype) is self.stored  # then all slots are stored as they were
-        return agreed if exact or agreed.error > entries.error else entries
+        now, probed, entries = actual.detach().cpu(), self.by_probe.get(name), self.by_entries[name]
+        sizes = float((now - entries.begun).norm()), float(now.norm())
+        stored_agreement = entries.agree(now, *sizes)
+        if probed is None:
+            return stored_agreement
+        agreed = probed.agree(now, *sizes)
+        exact = torch.promote_types(self.stored, actual.dtype) is self.stored  # slots are stored without rounding
+        return agreed if exact or agreed.error > stored_agreement.error else stored_agreement
 
 
 class FollowedParameter:
-    """What is followed of a parameter: at first, and by now as the slots give it. ``look`` takes it from the whole."""
+    """Some numbers of a parameter, computed from the slots step by step; ``view`` reads them off the real parameter."""
 
     def __init__(
         self,
         name: str,
-        look: CertificateEntries | GradientProbe,
+        view: CertificateEntries | GradientProbe,
         rule: Rule | None,
         first: Tensor,
         state: ParameterState,
         moves: int,
     ) -> None:
-        self.name, self.look, self.rule, self.moves = name, look, rule, moves
+        self.name, self.view, self.rule, self.moves = name, view, rule, moves
         self.eps, self.begun = torch.finfo(first.dtype).eps, first
-        self.state = state.patch(lambda tensor: look.of(tensor).double())
+        self.state = state.patch(lambda tensor: view.of(tensor).double())
         self.shape = self.state.weight.shape
 
     squares = 0.0
-    """The squares of the precisions in which gradients were computed, added up over the moves."""
+    """The sum over all steps of the squared precision in which the gradient was computed."""
     more: Sequence[Tensor]
-    """What slots have added since the steps began that are being taken."""
+    """What slots have added in the steps that are being followed."""
 
     def agree(self, now: Tensor, moved: float, size: float) -> Agreement:
-        """Compare with the real parameter: what the followed entries are off by, beside how far the whole ``moved``,
-        and its ``size``.
+        """Compare with the real parameter: the error of the followed numbers, relative to how far the whole parameter
+        ``moved`` and to its ``size``.
         """
-        off = float((self.look.of(now).double() - self.state.weight).norm()) * self.look.share(now.numel()) ** -0.5
+        off = float((self.view.of(now).double() - self.state.weight).norm()) * self.view.share(now.numel()) ** -0.5
         eps = Rounding(self.eps, (self.squares / max(self.moves, 1)) ** 0.5)
         return compare(off, moved, size, self.moves, eps)
 
     def product(self, layer: LayerInfo, keys: np.ndarray | None, errors: np.ndarray) -> Float[np.ndarray, "r c"]:
-        """What some rows put into the followed entries of the gradient: keys (none for a bias) times errors."""
+        """What some rows add to the followed entries of the gradient: keys (none for a bias) times errors."""
         if keys is None:
             return errors.sum(0)[:, None]
         if layer.indexed:
-            assert isinstance(self.look, CertificateEntries)
+            assert isinstance(self.view, CertificateEntries)
             out = np.zeros(self.shape)
-            token = keys[:, 0].astype(np.int64) - self.look.rows.start
+            token = keys[:, 0].astype(np.int64) - self.view.rows.start
             inside = (token >= 0) & (token < len(out))
             np.add.at(out, token[inside], errors[inside])
             return out
@@ -188,16 +192,16 @@ class FollowedParameter:
 
 
 class ScalarFollower(FollowedParameter):
-    """Under a scalar rule many steps are added up at once, with the coefficients that they have at the end."""
+    """Under a scalar rule many steps are summed at once, with the coefficients that they have after the last one."""
 
     def begin(self, lines: Sequence[StepLine]) -> None:
-        """Carry the state over the steps without their gradients; for each step what its gradient adds to W and M."""
+        """Carry the state over the steps without their gradients; find the coefficients of each gradient in W and M."""
         w, x, m, y = 1.0, 0.0, 0.0, 1.0  # the product of the steps' matrices: (w x) gives W, (m y) gives M
-        self._found: dict[int, tuple[float, float]] = {}
+        self._coefficients: dict[int, tuple[float, float]] = {}
         for step, line in reversed(lines):
             t = line.transition
             if t is not None:
-                self._found[step] = (w * t.wg + x * t.mg) * line.scale, (m * t.wg + y * t.mg) * line.scale
+                self._coefficients[step] = (w * t.wg + x * t.mg) * line.scale, (m * t.wg + y * t.mg) * line.scale
                 w, x = w * t.ww + x * t.mw, w * t.wm + x * t.mm
                 m, y = m * t.ww + y * t.mw, m * t.wm + y * t.mm
         self.moves += len(lines)
@@ -209,33 +213,33 @@ class ScalarFollower(FollowedParameter):
         self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
         keys: np.ndarray | None, errors: np.ndarray,
     ) -> None:  # fmt: skip
-        """Take the rows of some calls: the step and factor of each call, and how many rows it has."""
-        value = np.array([self._found.get(step, (0.0, 0.0)) for step in steps]) * np.array(factors)[:, None]
+        """Add the rows of some calls: the step and factor of each call, and its number of rows."""
+        value = np.array([self._coefficients.get(step, (0.0, 0.0)) for step in steps]) * np.array(factors)[:, None]
         value = value.repeat(sizes, axis=0)
         self.more[0].add_(torch.from_numpy(self.product(layer, keys, errors * value[:, :1])))
         if value[:, 1].any():
             self.more[1].add_(torch.from_numpy(self.product(layer, keys, errors * value[:, 1:])))
 
     def add_gradients(self, gradients: Mapping[int, Float[Tensor, " p"]]) -> None:
-        """Take what slots put into the gradient of each step."""
+        """Add the probe of each step's gradient."""
         if gradients:
-            values = torch.tensor([self._found.get(step, (0.0, 0.0)) for step in gradients], dtype=torch.float64)
+            values = torch.tensor([self._coefficients.get(step, (0.0, 0.0)) for step in gradients], dtype=torch.float64)
             more = values.mT @ torch.stack([*gradients.values()]).double()
             for total, part in zip(self.more, more, strict=True):
                 total.add_(part)
 
     def end(self, lines: Sequence[StepLine]) -> None:
-        """Take what the slots added."""
+        """Add what the slots have put into the gradients."""
         self.state.weight.add_(self.more[0])
         self.state.buffer.add_(self.more[1])
         self.more = ()
 
 
 class PreconditionedFollower(FollowedParameter):
-    """Under a preconditioned rule the steps are run again, one by one."""
+    """Under a preconditioned rule the steps are computed again, one by one."""
 
     def begin(self, lines: Sequence[StepLine]) -> None:
-        """Gradients are collected first."""
+        """Begin with gradients of zero."""
         self.more = [torch.zeros(self.shape, dtype=torch.float64) for _ in lines]
         self._gradients = {step: gradient.numpy() for (step, _), gradient in zip(lines, self.more, strict=True)}
 
@@ -243,7 +247,7 @@ class PreconditionedFollower(FollowedParameter):
         self, layer: LayerInfo, steps: Sequence[int], factors: Sequence[float], sizes: Sequence[int],
         keys: np.ndarray | None, errors: np.ndarray,
     ) -> None:  # fmt: skip
-        """Take the rows of some calls: the step and factor of each call, and how many rows it has."""
+        """Add the rows of some calls: the step and factor of each call, and its number of rows."""
         ends = np.cumsum(sizes)
         for step, factor, size, end in zip(steps, factors, sizes, ends, strict=True):
             if step in self._gradients and factor:
@@ -252,12 +256,12 @@ class PreconditionedFollower(FollowedParameter):
                 self._gradients[step] += factor * part
 
     def add_gradients(self, gradients: Mapping[int, Float[Tensor, " p"]]) -> None:
-        """Take what slots put into the gradient of each step."""
+        """Add the probe of each step's gradient."""
         for step, gradient in gradients.items():
             self._gradients[step] += gradient.numpy()
 
     def end(self, lines: Sequence[StepLine]) -> None:
-        """Run the steps."""
+        """Compute the steps."""
         assert self.rule is not None
         for step, line in lines:
             if line.transition is not None:
@@ -268,18 +272,18 @@ class PreconditionedFollower(FollowedParameter):
 
 
 def _places(layer: LayerInfo, plan: RecordingPlan) -> dict[str, slice | None]:
-    """Which of the followed key columns belong to each weight of a layer; None for a bias."""
+    """The followed key columns of each weight of a layer; None for a bias."""
     ends = np.cumsum([0, *sizes_of(columns_for(layer, plan.patches).keys)]).tolist()
-    found: dict[str, slice | None] = {
+    places: dict[str, slice | None] = {
         piece.parameter: slice(0, 1) if layer.indexed else slice(ends[i], ends[i + 1])
         for i, piece in enumerate(layer.pieces)
     }
-    return found | {bias: None for bias in layer.biases}
+    return places | {bias: None for bias in layer.biases}
 
 
 def _rows(used: Sequence[UsedSlots]) -> tuple[slice | np.ndarray, list[int]]:
-    """Where the rows of some slots of one run lie, and how many each has."""
-    begins, ends = [each.slots.begin for each in used], [each.slots.end for each in used]
+    """The rows of some slots in their run, and the number of rows of each."""
+    begins, ends = [call.slots.begin for call in used], [call.slots.end for call in used]
     sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
     if begins[1:] == ends[:-1]:
         return slice(begins[0], ends[-1]), sizes

@@ -1,9 +1,10 @@
-"""Checksums of whole tensors after their last step: did anything else change a weight, or the optimiser's state?
+"""Checksums of whole tensors after their last step show whether anything else changes a weight or optimiser state.
 
-A weight is read whole, after each step and before the next, so no changed bit is missed (two tensors share a checksum
-with probability 2⁻⁶⁴). Of the optimiser's state that is done up to some size. A larger state is known by torch's count
-of writes, which every operation raises but one on ``state.data`` or through NumPy, and by a stretch of it, another one
-after each step: what neither shows is seen in the certificate, if it moves the weights by more than rounding.
+All bytes of a weight are read after each step and before the next, so no changed bit is missed (two tensors share a
+checksum with probability 2⁻⁶⁴). So are those of the optimiser's state, up to some size. A larger state is identified by
+torch's count of writes, which every operation raises except one on ``state.data`` or through NumPy, and by the checksum
+of a stretch of it, another one after each step. A change that neither shows appears in the certificate, if it moves the
+weights by more than rounding.
 """
 
 import ctypes
@@ -16,14 +17,14 @@ import xxhash
 from torch import Tensor
 
 WHOLE = 1 << 18
-"""State of up to so many bytes is compared whole …"""
+"""Optimiser state of up to so many bytes is compared as a whole …"""
 
 STRETCH = 1 << 15
-"""… and of a larger one a stretch of that length."""
+"""… of a larger one a stretch of this length."""
 
 
 class StateFingerprint(NamedTuple):
-    """A tensor of the optimiser's state: where it lies, how often it was written to, a checksum of a stretch."""
+    """A tensor of the optimiser's state: its address, its count of writes, and the checksum of a stretch."""
 
     tensor: Tensor
     address: int
@@ -33,7 +34,7 @@ class StateFingerprint(NamedTuple):
 
 
 class WeightFingerprints:
-    """Checksums of whole parameters, and what was seen of the optimiser's state of them, after their last step.
+    """Checksums of parameters, and fingerprints of the optimiser's state of them, after their last step.
 
     ``tensors`` are the parameters by name, ``states`` the optimiser's tensors of each as recording begins.
     """
@@ -41,13 +42,13 @@ class WeightFingerprints:
     def __init__(self, tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.tensors = {name: ByteStretch(tensor) for name, tensor in tensors.items()}
         self._turn = 0
-        self._weights = {name: whole.checksum() for name, whole in self.tensors.items()}
+        self._weights = {name: stretch.checksum() for name, stretch in self.tensors.items()}
         self._states: dict[str, dict[str, StateFingerprint]] = {name: {} for name in tensors}
         for name in tensors:
             self._take_state(name, states.get(name, {}))
 
     def take(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """A step of a parameter is over."""
+        """A step of a parameter is over: take its checksum and the fingerprint of its state."""
         if name in self.tensors:
             self._turn += 1
             self._weights[name] = self.tensors[name].checksum()
@@ -62,63 +63,63 @@ class WeightFingerprints:
         if name not in self.tensors:
             return False
         before = self._states[name]
-        return before.keys() != state.keys() or any(_is_other(before[key], tensor) for key, tensor in state.items())
+        return before.keys() != state.keys() or any(_differs(before[key], tensor) for key, tensor in state.items())
 
     def _take_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         before = self._states[name]
-        self._states[name] = {key: self._written(tensor, before.get(key)) for key, tensor in state.items()}
+        self._states[name] = {key: self._state_fingerprint(tensor, before.get(key)) for key, tensor in state.items()}
 
-    def _written(self, tensor: Tensor, before: StateFingerprint | None) -> StateFingerprint:
+    def _state_fingerprint(self, tensor: Tensor, before: StateFingerprint | None) -> StateFingerprint:
         size = tensor.nbytes
         if size > WHOLE:
-            # a prime, so that stretches come in another order than parameters
+            # a prime, so that the order of stretches differs from that of parameters
             stretch = ByteStretch(tensor, self._turn * 7919 % -(-size // STRETCH) * STRETCH, STRETCH)
         else:
             stretch = before.stretch if before is not None and before.tensor is tensor else ByteStretch(tensor)
         return StateFingerprint(tensor, tensor.data_ptr(), tensor._version, stretch, stretch.checksum())
 
 
-def _is_other(before: StateFingerprint, tensor: Tensor) -> bool:
+def _differs(before: StateFingerprint, tensor: Tensor) -> bool:
     if tensor is before.tensor and (tensor.data_ptr(), tensor._version) == (before.address, before.version):
         return before.stretch.checksum() != before.checksum
-    whole = before.stretch.size is None  # then its bytes tell, whichever tensor they are in
-    return not whole or ByteStretch(tensor).checksum() != before.checksum
+    compared_whole = before.stretch.size is None  # then its bytes decide, whichever tensor holds them
+    return not compared_whole or ByteStretch(tensor).checksum() != before.checksum
 
 
 class ByteStretch:
-    """The bytes of a tensor, or ``size`` of them from ``begin`` on, that are read again and again."""
+    """The bytes of a tensor, or ``size`` of them from ``begin`` on, which are read again and again."""
 
-    __slots__ = ("_at", "_bytes", "_shape", "begin", "size", "tensor")
+    __slots__ = ("_address", "_bytes", "_shape", "begin", "size", "tensor")
 
     def __init__(self, tensor: Tensor, begin: int = 0, size: int | None = None) -> None:
         self.tensor, self.begin, self.size = tensor, begin, size
-        self._at = -1
+        self._address = -1
         self._shape: torch.Size | None = None
         self._bytes: ctypes.Array[ctypes.c_char] | bytes = b""
 
     def checksum(self) -> int:
-        """A checksum of every bit."""
+        """A checksum of all bits."""
         tensor = self.tensor
-        if tensor.data_ptr() != self._at or tensor.shape != self._shape or not tensor.is_contiguous():
-            return self._found()
+        if tensor.data_ptr() != self._address or tensor.shape != self._shape or not tensor.is_contiguous():
+            return self._locate()
         return xxhash.xxh3_64_intdigest(self._bytes)
 
-    def _found(self) -> int:
-        """Find the bytes first: it is another tensor than the last time."""
+    def _locate(self) -> int:
+        """The same, where the bytes may have moved since the last time."""
         tensor = self.tensor
-        here = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
-        if not here:
+        in_place = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
+        if not in_place:
             tensor = tensor.detach().to_dense().cpu().contiguous()
         end = tensor.nbytes if self.size is None else min(self.begin + self.size, tensor.nbytes)
         size = max(end - self.begin, 0)
-        found = _bytes(size).from_address(tensor.data_ptr() + self.begin) if size else b""
-        if here and size:
-            self._at, self._shape, self._bytes = tensor.data_ptr(), tensor.shape, found
-        return xxhash.xxh3_64_intdigest(found)
+        data = _bytes(size).from_address(tensor.data_ptr() + self.begin) if size else b""
+        if in_place and size:
+            self._address, self._shape, self._bytes = tensor.data_ptr(), tensor.shape, data
+        return xxhash.xxh3_64_intdigest(data)
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """A checksum of every bit of a tensor."""
+    """A checksum of all bits of a tensor."""
     return ByteStretch(tensor).checksum()
 
 
