@@ -49,7 +49,7 @@ def cut(entries: int, rows: int, stretch: int) -> ExitStack:
     for module, name, size in (
         ("engine.scan", "ENTRIES", entries),
         ("store.store", "BLOCK_ROWS", rows),
-        ("engine.reductions", "STRETCH", stretch),
+        ("engine.top_slots", "STRETCH", stretch),
     ):
         stack.enter_context(mock.patch.object(importlib.import_module(f"dualform.{module}"), name, size))
     return stack

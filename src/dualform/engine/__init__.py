@@ -13,6 +13,7 @@ from .certificate import (
 )
 from .coefficients import coefficients
 from .dual import dual_forward
+from .group_sums import GroupSums
 from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
 from .parameter_sums import ParameterSum, dual_output, parameter_sum
 from .parameters_by_group import ParameterSplit, split_by_group
@@ -27,9 +28,9 @@ from .preconditioned import (
     scan_backwards,
     state_at,
 )
-from .reductions import GroupSums, TopSlots, TopSlotsByGroup
 from .scan import LayerQueries, scan, weights_of
 from .stream import StoreView, stream
+from .top_slots import TopSlots, TopSlotsByGroup
 
 __all__ = [
     "Agreement",

@@ -1,4 +1,4 @@
-"""What is kept of the scores as the slots go by: the best slots, and sums over groups."""
+"""The k slots with the best scores, kept up to date block by block: over all slots, or in each group of slots."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,6 @@ from dualform.store import Block
 from dualform.types import Order, Score
 
 from .scan import Scores
-
-FEW = 64
-"""Up to so many groups a sum is one matrix product with their membership; beyond that rows are sorted and
-added in runs."""
 
 STRETCH = 256
 """Slots whose best score is looked at first."""
@@ -124,30 +120,3 @@ class TopSlotsByGroup:
         names, begins = np.unique(group[order], return_index=True)
         for name, some in zip(names.tolist(), np.split(order, begins[1:]), strict=True):
             self.best[name].look(scores.first, values[:, torch.from_numpy(some)], scores.ids[some])
-
-
-class GroupSums:
-    """Sums of a score over groups of slots, per example. ``group_of`` gives the group of each slot of a block."""
-
-    def __init__(
-        self, groups: int, examples: int, score: Score, group_of: Callable[[Block], Int[np.ndarray, " m"]]
-    ) -> None:
-        self.groups, self.group_of = groups, group_of
-        self.score: Score = score
-        self.total: Float[Tensor, "n G"] = torch.zeros(examples, groups, dtype=torch.float64)
-
-    def add(self, scores: Scores) -> None:
-        """Add the scores to their groups."""
-        values = scores[self.score]
-        total = self.total[scores.first : scores.first + values.shape[0]]
-        group = scores.of_blocks(self.group_of)
-        if self.groups <= FEW:
-            member = torch.eye(self.groups, dtype=values.dtype)[torch.from_numpy(group)]
-            total += (member.mT @ values.mT).mT  # this way round is faster
-            return
-        order = np.argsort(group, kind="stable")
-        names, begins = np.unique(group[order], return_index=True)
-        sums = torch.nn.functional.embedding_bag(
-            torch.from_numpy(order), values.mT.contiguous(), torch.from_numpy(begins), mode="sum"
-        )  # runs of one group, added row by row
-        total[:, torch.from_numpy(names)] += sums.mT
