@@ -24,7 +24,7 @@ from .preconditioned import (
     apply_step,
     backward_factors,
     precondition,
-    replay,
+    rerun_from_slots,
     scan_backwards,
     state_at,
 )
@@ -62,7 +62,7 @@ __all__ = [
     "parameter_sum",
     "precondition",
     "preconditioned_parameters",
-    "replay",
+    "rerun_from_slots",
     "rounding",
     "scan",
     "scan_backwards",

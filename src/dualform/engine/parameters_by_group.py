@@ -1,4 +1,8 @@
-"""Parameters split by groups of slots: in one pass where numbers tell what a slot counts for, else by replay."""
+"""Explained parameters split by groups of slots.
+
+Where the coefficients of slots are numbers, one pass over the slots is enough. Under a preconditioned rule, training is
+run again from the slots; a parameter that only a ledger explains is read from the ledger.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ from dualform.store import LedgerState, Store
 
 from .layer_sums import explained_layers, initial_part, layer_sums
 from .parameter_sums import parameter_sum
-from .preconditioned import SlotGroups, replay
+from .preconditioned import SlotGroups, rerun_from_slots
 from .stream import StoreView
 
 
@@ -50,7 +54,7 @@ def split_by_group(
                 before = found[name]
                 total = before.groups + term.as_parameter(store.parameters[name].shape)
                 found[name] = ParameterSplit(before.initial, total)
-    for name, parts in replay(store, shaped, view, group_of=group_of, groups=groups, watch=watch).items():
+    for name, parts in rerun_from_slots(store, shaped, view, group_of=group_of, groups=groups, watch=watch).items():
         found[name] = ParameterSplit(parts.initial, parts.groups)
     if booked:
         found |= split_from_ledger(store, view, booked, group_of, groups)

@@ -20,7 +20,7 @@ from dualform.types import LayerInfo
 
 from ..scan import LayerQueries, Reduction, Scores
 from ..stream import DecodedSlots, StoreView, decoded
-from .recurrence import Factor, backward_factors
+from .backward_factors import Factor, backward_factors
 
 TARGETS = 1 << 24
 """Entries of (queries × weights) that are held at a time."""
