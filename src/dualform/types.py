@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from jaxtyping import Float
+from torch import Tensor
+
 DType = Literal["float16", "float32", "float64"]
 Keep = Literal["slots", "keys", "ledger", "keys+ledger", "nothing"]
 Score = Literal["weight", "abs", "contribution"]
@@ -128,6 +131,19 @@ class ParameterInfo:
     def by_slots(self) -> bool:
         """Whether slots rebuild it."""
         return self.kind in ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class ParameterSplit:
+    """A parameter as a sum, in float64: what is left of the initial weights, and what each group put into it."""
+
+    initial: Float[Tensor, "..."]
+    groups: Float[Tensor, "..."]
+
+    @property
+    def total(self) -> Float[Tensor, "..."]:
+        """The parameter itself."""
+        return self.initial + self.groups.sum(0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .dual import dual_forward
 from .group_sums import GroupSums
 from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
 from .parameter_sums import ParameterSum, dual_output, parameter_sum
-from .parameters_by_group import ParameterSplit, split_by_group
+from .parameters_by_group import split_by_group
 from .preconditioned import (
     ParameterState,
     SlotGroups,
@@ -36,7 +36,6 @@ __all__ = [
     "Agreement",
     "GroupSums",
     "LayerQueries",
-    "ParameterSplit",
     "ParameterState",
     "ParameterSum",
     "Rounding",

@@ -2,7 +2,7 @@
 
 from dualform.errors import QueryError
 from dualform.rules import Coefficients, sweep
-from dualform.store import Store
+from dualform.store import CoefficientsKey, Store
 
 
 def coefficients(store: Store, parameter: str, horizon: int, of: str = "weight") -> Coefficients:
@@ -14,7 +14,7 @@ def coefficients(store: Store, parameter: str, horizon: int, of: str = "weight")
             "α can be asked (score='weight' or 'abs'). For contributions record with keep='slots' and an optimiser "
             "that has a rule."
         )
-    return store.cache(
-        ("coefficients", parameter, horizon, of),
+    return store.cache.coefficients(
+        CoefficientsKey(parameter, horizon, of),
         lambda: sweep(*store.schedule(parameter)[:3], horizon, store.steps, of=of),
     )

@@ -5,34 +5,20 @@ run again from the slots; a parameter that only a ledger explains is read from t
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
 from dualform.store import LedgerState, Store
+from dualform.types import ParameterSplit
 
 from .layer_sums import explained_layers, initial_part, layer_sums
 from .parameter_sums import parameter_sum
 from .preconditioned import SlotGroups, rerun_from_slots
 from .stream import StoreView
-
-
-@dataclass(frozen=True)
-class ParameterSplit:
-    """A parameter as a sum, in float64: what is left of the beginning, and what each group put into it."""
-
-    initial: Float[Tensor, "..."]
-    groups: Float[Tensor, "..."]
-
-    @property
-    def total(self) -> Float[Tensor, "..."]:
-        """All of it."""
-        return self.initial + self.groups.sum(0)
 
 
 def split_by_group(

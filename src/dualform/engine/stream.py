@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Block, Store
+from dualform.store import Block, Store, ViewKey
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StoreView:
     visible: Bool[np.ndarray, " V"] | None = None
 
     @property
-    def key(self) -> tuple[int, bytes | None]:
+    def key(self) -> ViewKey:
         """The same for views that show the same."""
         return self.horizon, None if self.visible is None else np.packbits(self.visible).tobytes()
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dualform.engine import (
     LayerQueries,
-    ParameterSplit,
     StoreView,
     initial_part,
     key_sums,
@@ -20,8 +19,8 @@ from dualform.engine import (
 )
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
-from dualform.store import Store, assemble_matrix
-from dualform.types import LayerInfo
+from dualform.store import KeySumsKey, SplitKey, Store, assemble_matrix
+from dualform.types import LayerInfo, ParameterSplit
 
 from .answers import Groups
 from .groups import GroupAndPosition, GroupOfSlot, group_slots
@@ -131,8 +130,8 @@ def sums_of_weights(
     positive = asked.info.indexed or bool((queries.rows >= 0).all())
     if not sums_fit_in_memory(store, layer, len(groups.names)) or not (signed or positive):
         return None
-    sums = store.cache(
-        ("keys", layer, column, groups.names, view.key, signed),
+    sums = store.cache.key_sums(
+        KeySumsKey(layer, column, groups.names, view.key, signed),
         lambda: key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch),
     )
     return None if sums is None else summed_weights(queries, sums, indexed=asked.info.indexed)
@@ -161,7 +160,7 @@ def initial_weight(store: Store, view: StoreView, name: str, column: str, groups
     """What was left of a first weight. Under a preconditioned rule it comes with the groups' parts."""
     if store.parameters[name].by_slots and not store.is_preconditioned(name):
         return initial_part(store, name, view.horizon)
-    if _split_key(name, column, groups, view) not in store.cache and store.is_preconditioned(name):
+    if _split_key(name, column, groups, view) not in store.cache.splits and store.is_preconditioned(name):
         column, groups = (
             "",
             GroupOfSlot(("all",), np.zeros(len(store.visits) + 1, np.int64)),
@@ -177,8 +176,8 @@ def bias_parts(store: Store, view: StoreView, bias: str, column: str, groups: Gr
     return kept_split(store, view, [bias], column, groups)[bias]
 
 
-def _split_key(name: str, column: str, groups: GroupOfSlot, view: StoreView) -> tuple:
-    return "split", name, column, groups.names, view.key
+def _split_key(name: str, column: str, groups: GroupOfSlot, view: StoreView) -> SplitKey:
+    return SplitKey(name, column, groups.names, view.key)
 
 
 def kept_split(
@@ -197,10 +196,10 @@ def kept_split(
             f"{len(groups.names):,} groups of '{column}' are too many for the parts of {list(names)[:3]} "
             f"({size / 2**30:.1f} GiB). Choose a coarser column."
         )
-    missing = [name for name, key in keys.items() if key not in store.cache]
+    missing = [name for name, key in keys.items() if key not in store.cache.splits]
     found = split_by_group(store, view, missing, group_of=groups, groups=len(groups.names), watch=watch)
     again = partial(split_by_group, store, view, group_of=groups, groups=len(groups.names), watch=watch)
     return {
-        name: store.cache(key, lambda name=name: found.get(name) or again(names=[name])[name])
+        name: store.cache.splits(key, lambda name=name: found.get(name) or again(names=[name])[name])
         for name, key in keys.items()
     }

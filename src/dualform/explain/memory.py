@@ -173,7 +173,7 @@ class Memory:
         """The weights that the memory holds itself: all but large frozen ones."""
         self._see_that_masks_count()
         self._see_that_all_is_held()
-        return self.store.cache(("weights", self.view.key), lambda: network(self.store, self.view, progress))
+        return self.store.cache.weights(self.view.key, lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""

@@ -1,18 +1,15 @@
 """Weights from slots: every explained parameter as a sum over training, whole or by group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dualform.engine import ParameterSplit, StoreView, explained_layers, split_by_group
+from dualform.engine import StoreView, explained_layers, split_by_group
 from dualform.progress import Progress, bar
 from dualform.store import Store
-from dualform.types import ParameterInfo
+from dualform.types import ParameterInfo, ParameterSplit
 
 
 def explained(store: Store) -> list[str]:
@@ -39,7 +36,7 @@ def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tens
         parts = split_by(store, view, explained(store), progress) if view.horizon else {}
         exact = {name: part.total for name, part in parts.items()}
         if view.visible is None:
-            store.cache[("exact", view.horizon)] = exact
+            store.cache.exact_weights[view.horizon] = exact
     return {
         p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
         for p in _kept(store, view.horizon)
@@ -55,16 +52,16 @@ def _kept(store: Store, step: int) -> list[ParameterInfo]:
 def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters from a ledger whose groups the mask hides or shows as a whole; None without one."""
     assert view.visible is not None
-    for book in store.cache.all("ledger"):
-        if book.horizon == view.horizon and (shown := book.shown(view.visible)) is not None:
-            return {name: part.initial + part.groups[shown].sum(0) for name, part in book.parts.items()}
+    for ledger in store.cache.ledgers.values():
+        if ledger.horizon == view.horizon and (shown := ledger.shown(view.visible)) is not None:
+            return {name: part.initial + part.groups[shown].sum(0) for name, part in ledger.parts.items()}
     return None
 
 
 def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters less what the mask hides: where all of them are known, and it hides less than half."""
     assert view.visible is not None
-    whole = store.cache.get(("exact", view.horizon))
+    whole = store.cache.exact_weights.get(view.horizon)
     if whole is None or any(store.is_preconditioned(name) or not store.parameters[name].by_slots for name in whole):
         return None
     layers = explained_layers(store)
@@ -75,27 +72,6 @@ def by_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
         return None
     gone = split_by_group(store, StoreView(view.horizon, hidden), list(whole))
     return {name: total - gone[name].groups.sum(0) for name, total in whole.items()}
-
-
-@dataclass(frozen=True)
-class LedgerParts:
-    """The parts of a ledger at a horizon, with the visits up to it and the group of each; the last group is for what
-    is not known.
-    """
-
-    horizon: int
-    visits: Int[np.ndarray, " v"]
-    of_visit: Int[np.ndarray, " v"]
-    parts: dict[str, ParameterSplit]
-
-    def shown(self, visible: Bool[np.ndarray, " V"]) -> list[int] | None:
-        """The groups that a mask shows; None where it takes one apart, or hides a part of what is not known."""
-        groups = len(next(iter(self.parts.values())).groups)
-        count = np.bincount(self.of_visit, minlength=groups)
-        seen = np.bincount(self.of_visit, weights=visible[self.visits], minlength=groups).astype(int)
-        if ((seen > 0) & (seen < count)).any() or seen[-1] < count[-1]:
-            return None
-        return np.flatnonzero(seen == count).tolist()
 
 
 def kept_network(store: Store, step: int) -> dict[str, Tensor]:

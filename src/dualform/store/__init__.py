@@ -1,7 +1,7 @@
 """Slots to disk and back. The format is described at the top of ``manifest.py``."""
 
+from .answer_caches import CoefficientsKey, KeySumsKey, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
-from .cache import AnswerCache
 from .fingerprint_table import entry_sample, entry_samples_at, sampled_entries
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
 from .format import (
@@ -47,15 +47,18 @@ __all__ = [
     "PAGE",
     "SIGN",
     "STORED",
-    "AnswerCache",
     "Block",
     "CallRow",
     "CallTable",
+    "CoefficientsKey",
     "EncodedRows",
     "EncodingWorkspace",
     "EntrySample",
     "FileEntry",
+    "KeySumsKey",
     "LedgerEntry",
+    "LedgerKey",
+    "LedgerParts",
     "LedgerState",
     "Manifest",
     "ParameterStep",
@@ -65,7 +68,9 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "SlotArena",
+    "SplitKey",
     "Store",
+    "ViewKey",
     "all_finite",
     "assemble_matrix",
     "bytes_a_row",

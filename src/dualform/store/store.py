@@ -16,8 +16,8 @@ from dualform.errors import FrozenWeights, HorizonError, LayerNotFound, NoSteps,
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
+from .answer_caches import AnswerCaches
 from .blocks import Block, CallTable, join_blocks
-from .cache import AnswerCache
 from .format import COMPUTED, STORED, LedgerState, Manifest, Shard, add_parts, map_tensors, read_ledger, row_scale
 from .inference_mode import outside_inference_mode
 from .io import verify
@@ -50,7 +50,7 @@ class Store:
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self._calls: dict[str, CallTable] = {}
-        self.cache = AnswerCache()
+        self.cache = AnswerCaches()
         """What was computed from the memory and is worth keeping while it is open."""
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
@@ -145,7 +145,7 @@ class Store:
 
     def schedule(self, parameter: str) -> ParameterSteps:
         """What the optimiser did to a parameter. Kept for the next question."""
-        return self.cache(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
+        return self.cache.step_tables(parameter, lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
 
     def gradient_eps(self, parameter: str, step: int) -> float:
         """The machine precision in which the gradients of a parameter were computed up to a step."""
@@ -262,15 +262,15 @@ class Store:
 
     def _first_calls(self, layer: str) -> Int[np.ndarray, " s1"]:
         """The first call of each shard, and the number of all calls."""
-        return self.cache(
-            ("first calls", layer),
+        return self.cache.first_calls(
+            layer,
             lambda: np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer))),
         )
 
     def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
         """The number of slots of a layer up to each shard's end."""
-        return self.cache(
-            ("ends", layer), lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
+        return self.cache.slot_ends(
+            layer, lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
         )
 
     def _block(self, shard: Shard, layer: str, first: int, begin: int, end: int, errors: bool) -> Block:
