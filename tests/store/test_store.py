@@ -165,7 +165,7 @@ def test_the_store_and_the_naive_reader_read_the_same(setup, tmp_path_factory):
         calls = store.calls(layer.name)
         assert calls.visits_of(ids).tolist() == slots.visit.tolist()
         assert calls.positions_of(ids).tolist() == slots.position.tolist()
-        assert calls.step[calls.of(ids)].tolist() == slots.step.tolist()
+        assert calls.step[calls.calls_of(ids)].tolist() == slots.step.tolist()
         assert torch.equal(store.gather(layer.name, ids, "key"), slots.keys)
     for name in store.parameters:
         steps, transitions, scale, _ = store.schedule(name)

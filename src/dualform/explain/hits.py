@@ -27,7 +27,7 @@ def hits_of(store: Store, view: StoreView, asked: LayerQuestion, queries: LayerQ
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = visit_columns(store, visits)
     return Hits(
-        asked.module.name, asked.score, asked.target, _shaped(slots, n), _shaped(calls.step[calls.of(flat)], n),
+        asked.module.name, asked.score, asked.target, _shaped(slots, n), _shaped(calls.step[calls.calls_of(flat)], n),
         _shaped(calls.positions_of(flat), n), _shaped(visits, n), weight, contribution, columns,
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def weigh_slots(
     if not explained or queries.directions is None or any(store.is_preconditioned(name) for name in info.weights):
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
-    step, factor = calls.step[calls.of(flat)], calls.factor[calls.of(flat)]
+    step, factor = calls.step[calls.calls_of(flat)], calls.factor[calls.calls_of(flat)]
     errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
     directions = queries.directions.unflatten(0, (n, -1))
     total = torch.zeros(n, k, dtype=weight.dtype)

@@ -1,4 +1,4 @@
-"""The format on disk: the manifest, tables, tensors, and how rows and weights are encoded in them."""
+"""The format on disk: manifest, tables and tensors, and how rows and weights are encoded in them."""
 
 from .fingerprint import EntrySample
 from .layer_matrix import (
