@@ -149,7 +149,7 @@ def test_a_sweep_in_several_rounds_is_a_sweep_in_one(tmp_path, monkeypatch):
     run = run_of("AdamW", tmp_path, steps=9)
     spot = run.memory.attend(run.model, run.data[0][0])
     whole_sweep = spot.timeline(layer="0", stretches=9, progress=False).values
-    monkeypatch.setattr(sys.modules["dualform.engine.preconditioned.backward_factors"], "ROOM", 1000)
+    monkeypatch.setattr(sys.modules["dualform.engine.preconditioned.backward_factors"], "PRECONDITIONER_BYTES", 1000)
     close(spot.timeline(layer="0", stretches=9, progress=False).values, whole_sweep, 1e-12)
 
 

@@ -1,4 +1,4 @@
-"""In the folder of a memory only our own files are ever removed or written over."""
+"""In the folder of a memory only files of dualform are ever removed or overwritten."""
 
 import shutil
 from pathlib import Path

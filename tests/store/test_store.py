@@ -315,7 +315,7 @@ def test_a_model_of_mixed_types_is_kept_and_read(precision, tmp_path):
                 assert torch.equal(tensor, state[name]) and tensor.dtype == state[name].dtype
 
 
-def test_bytes_on_disk_are_as_said(tmp_path):
+def test_the_bytes_on_disk_are_as_announced(tmp_path):
     """Keys and errors take T · Σ (d_in + d_out) numbers, and little more (spec/dual-form.md §5.2, 10)."""
     model = mlp(50, 40, 10).float()
     data = [(x.float(), y) for x, y in batches(20, 64, 50, 10)]

@@ -1,4 +1,4 @@
-"""Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
+"""Queries against the store: blocked products with fused reductions, and sums that rebuild trained parameters."""
 
 from .attention_sums import key_sums, summed_weights, sums_fit_in_memory
 from .certificate import (

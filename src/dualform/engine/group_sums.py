@@ -31,10 +31,10 @@ class GroupSums:
         """Add the scores to their groups."""
         values = scores[self.score]
         total = self.total[scores.first : scores.first + values.shape[0]]
-        group = scores.of_blocks(self.group_of)
+        group = scores.by_slot(self.group_of)
         if self.groups <= FEW:
             member = torch.eye(self.groups, dtype=values.dtype)[torch.from_numpy(group)]
-            total += (member.mT @ values.mT).mT  # this way round is faster
+            total += (member.mT @ values.mT).mT  # faster than the product of the transposes
             return
         order = np.argsort(group, kind="stable")
         names, begins = np.unique(group[order], return_index=True)

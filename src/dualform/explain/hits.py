@@ -23,7 +23,7 @@ def hits_of(store: Store, view: StoreView, asked: LayerQuestion, queries: LayerQ
     flat = slots.reshape(-1)
     weight, contribution = weigh_slots(store, view, asked.info, queries, slots)
     if asked.score == "contribution":
-        contribution = best.found[:, : slots.shape[1]].to(weight.dtype)
+        contribution = best.scores[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = visit_columns(store, visits)
     return Hits(

@@ -1,4 +1,4 @@
-"""Optimisers that divide each entry by a number of its own (Adam and its kin): the recurrence run again from slots."""
+"""Optimisers with a preconditioner (Adam and others): their recurrence, run again from the recorded slots."""
 
 from .backward_factors import backward_factors
 from .forward_sweep import rerun_from_slots, state_at

@@ -20,7 +20,7 @@ from .slot_gradients import SlotGradients, SlotGroups
 
 
 class ParameterTrack:
-    """One parameter on its way through the steps."""
+    """One parameter and its optimiser state, run forwards step by step."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store, self.name = store, name
@@ -28,45 +28,45 @@ class ParameterTrack:
         assert rule is not None
         self.rule: Rule = rule
         self.eps = torch.finfo(getattr(torch, store.parameters[name].dtype)).eps
-        self.state = first_state(store, name).to(store.compute)
+        self.state = initial_state(store, name).to(store.compute)
 
     @cached_property
-    def moves(self) -> ParameterSteps:
-        """What the optimiser did to it."""
+    def changes(self) -> ParameterSteps:
+        """The steps that changed it."""
         return self.store.schedule(self.name)
 
     def step(self, step: int, gradient: Tensor) -> tuple[Transition, Tensor | None, float] | None:
-        """Take a step: its numbers, its P and the scale of its gradient; None if the parameter did not move."""
-        at = self.moves.find(step)
-        if at is None:
+        """Take a step; returns its transition, P and gradient scale, or None if it did not change the parameter."""
+        index = self.changes.find(step)
+        if index is None:
             return None
-        t, scale = Transition(*self.moves.transitions[at].tolist()), float(self.moves.scale[at])
+        t, scale = Transition(*self.changes.transitions[index].tolist()), float(self.changes.scale[index])
         gradient = gradient * scale
-        p, shared = precondition(self.rule, self.moves.settings_at(at), self.state, gradient, self.eps)
+        p, shared = precondition(self.rule, self.changes.settings_at(index), self.state, gradient, self.eps)
         weight, buffer = after_step(self.rule, t, p, self.state.weight, self.state.buffer, gradient)
         self.state = ParameterState(weight, buffer, shared)
         return t, p, scale
 
-    def kept(self, step: int) -> ParameterState | None:
-        """The whole state after a step, if it was kept."""
-        return first_state(self.store, self.name) if step == 0 else kept_state(self.store, self.name, step)
+    def known_state(self, step: int) -> ParameterState | None:
+        """The whole state after a step, if it is the initial one or was stored."""
+        return initial_state(self.store, self.name) if step == 0 else stored_state(self.store, self.name, step)
 
-    def look_up(self, step: int) -> None:
-        """Go on from what was kept after a step, if it was."""
-        kept = self.kept(step)
-        if kept is not None:
-            self.state = kept.to(self.store.compute)
+    def load_stored_state(self, step: int) -> None:
+        """Continue from the state that was stored after a step, if there is one."""
+        stored = self.known_state(step)
+        if stored is not None:
+            self.state = stored.to(self.store.compute)
 
 
-def first_state(store: Store, name: str) -> ParameterState:
-    """A parameter and the optimiser's state of it as recording began."""
+def initial_state(store: Store, name: str) -> ParameterState:
+    """A parameter and its optimiser state when recording began."""
     weight, shared = store.initial(name), store.initial_states(name)
     buffer = shared.pop("buffer", None)
     return ParameterState(weight, torch.zeros_like(weight) if buffer is None else buffer, shared)
 
 
-def kept_state(store: Store, name: str, step: int) -> ParameterState | None:
-    """A parameter and the optimiser's state of it after a step, if all of it was kept."""
+def stored_state(store: Store, name: str, step: int) -> ParameterState | None:
+    """A parameter and its optimiser state after a step, if all of it was stored."""
     rule = store.rule(name)
     shared = {key: store.kept_at(f"{name}#{key}", step) for key in (rule.shared if rule else ())}
     shared = {key: tensor for key, tensor in shared.items() if tensor is not None}
@@ -77,34 +77,34 @@ def kept_state(store: Store, name: str, step: int) -> ParameterState | None:
 
 
 def clusters(store: Store, names: Iterable[str]) -> list[list[str]]:
-    """Parameters that are fed by the same layers, together: their slots are read once."""
-    found: list[tuple[set[str], set[str]]] = []
+    """Groups of parameters that share layers, so that the slots of a layer are read only once."""
+    clustered: list[tuple[set[str], set[str]]] = []
     for name in names:
         layers = {layer.name for layer in store.manifest.layers if name in layer.parameters}
-        mine = {name}
-        for other in [each for each in found if each[1] & layers]:
-            found.remove(other)
-            mine, layers = mine | other[0], layers | other[1]
-        found.append((mine, layers))
+        members = {name}
+        for cluster in [cluster for cluster in clustered if cluster[1] & layers]:
+            clustered.remove(cluster)
+            members, layers = members | cluster[0], layers | cluster[1]
+        clustered.append((members, layers))
     order = {name: i for i, name in enumerate(store.parameters)}
-    return [sorted(mine, key=order.__getitem__) for mine, _ in found]
+    return [sorted(members, key=order.__getitem__) for members, _ in clustered]
 
 
 @dataclass
 class StateParts:
-    """What a parameter and the optimiser's buffer of it are made of: (1 + groups, *shape), the beginning first."""
+    """A parameter and its optimiser buffer as sums of parts, each (1 + groups, *shape): first the initial state."""
 
     weight: Float[Tensor, "..."]
     buffer: Float[Tensor, "..."]
 
     @property
     def initial(self) -> Float[Tensor, "..."]:
-        """What is left of the beginning, in float64."""
+        """What is left of the initial weights, in float64."""
         return self.weight[0].double()
 
     @property
     def groups(self) -> Float[Tensor, "..."]:
-        """What each group put into it, in float64."""
+        """The part of each group, in float64."""
         return self.weight[1:].double()
 
 
@@ -112,37 +112,37 @@ def rerun_from_slots(
     store: Store, names: Iterable[str], view: StoreView, *, group_of: SlotGroups | None = None, groups: int = 1,
     watch: OnProgress | None = None,
 ) -> dict[str, StateParts]:  # fmt: skip
-    """Run the steps up to the horizon again, and split parameters by groups of slots (one group: all that is shown)."""
+    """Run the steps up to the horizon again and split parameters by groups of visible slots (by default one group)."""
     out: dict[str, StateParts] = {}
-    grouped = _shown_groups(view, group_of)
+    grouped = _visible_groups(view, group_of)
     for cluster in clusters(store, names):
         gradients = SlotGradients(store, cluster)
         tracks = {name: ParameterTrack(store, name) for name in cluster}
-        parts = {name: _begin(track.state, groups) for name, track in tracks.items()}
+        parts = {name: _initial_parts(track.state, groups) for name, track in tracks.items()}
         for step in range(1, view.horizon + 1):
             if grouped is None:
-                whole = gradients.total(step)
-                split = {name: torch.stack([torch.zeros_like(g), g]) for name, g in whole.items()}
+                totals = gradients.total(step)
+                split = {name: torch.stack([torch.zeros_like(g), g]) for name, g in totals.items()}
             else:
-                whole, split = gradients.split(step, grouped, groups)
+                totals, split = gradients.split(step, grouped, groups)
             for name, track in tracks.items():
-                found = track.step(step, whole[name])
-                if found is not None:
-                    t, p, scale = found
+                change = track.step(step, totals[name])
+                if change is not None:
+                    t, p, scale = change
                     apply_step(track.rule, t, p, parts[name].weight, parts[name].buffer, split[name].mul_(scale))
-                track.look_up(step)
+                track.load_stored_state(step)
             if watch:
                 watch(sum(store.step_rows(layer.name, step) for layer in gradients.layers))
         out |= parts
     return out
 
 
-def _begin(state: ParameterState, groups: int) -> StateParts:
-    none = state.weight.new_zeros(groups, *state.weight.shape)
-    return StateParts(torch.cat([state.weight.unsqueeze(0), none]), torch.cat([state.buffer.unsqueeze(0), none]))
+def _initial_parts(state: ParameterState, groups: int) -> StateParts:
+    zeros = state.weight.new_zeros(groups, *state.weight.shape)
+    return StateParts(torch.cat([state.weight.unsqueeze(0), zeros]), torch.cat([state.buffer.unsqueeze(0), zeros]))
 
 
-def _shown_groups(view: StoreView, group_of: SlotGroups | None) -> SlotGroups | None:
+def _visible_groups(view: StoreView, group_of: SlotGroups | None) -> SlotGroups | None:
     if group_of is None and view.visible is None:
         return None
 
@@ -156,19 +156,19 @@ def _shown_groups(view: StoreView, group_of: SlotGroups | None) -> SlotGroups | 
 
 
 def state_at(store: Store, names: Iterable[str], step: int) -> dict[str, ParameterState]:
-    """Parameters and the optimiser's state of them after a step, from their first state and the slots alone."""
+    """Parameters and their optimiser states after a step, in float64, from the initial state and the slots only."""
     out: dict[str, ParameterState] = {}
     for cluster in clusters(store, names):
-        gradients, tracks = SlotGradients(store, cluster), {name: _track(store, name) for name in cluster}
+        gradients, tracks = SlotGradients(store, cluster), {name: _float64_track(store, name) for name in cluster}
         for s in range(1, step + 1):
-            whole = gradients.total(s)
+            totals = gradients.total(s)
             for name, track in tracks.items():
-                track.step(s, whole[name])
+                track.step(s, totals[name])
         out |= {name: track.state for name, track in tracks.items()}
     return out
 
 
-def _track(store: Store, name: str) -> ParameterTrack:
+def _float64_track(store: Store, name: str) -> ParameterTrack:
     track = ParameterTrack(store, name)
     track.state = track.state.to(torch.float64)
     return track

@@ -23,27 +23,27 @@ from dualform.types import Transition
 
 @dataclass(frozen=True)
 class ParameterState:
-    """A parameter, the optimiser's buffer M of it, and the state that all examples share."""
+    """A parameter, its optimiser buffer M, and the optimiser state that all examples share."""
 
     weight: Float[Tensor, "..."]
     buffer: Float[Tensor, "..."]
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def patch(self, of: Callable[[Tensor], Tensor]) -> "ParameterState":
-        """Some entries of all of it."""
+    def patch(self, change: Callable[[Tensor], Tensor]) -> "ParameterState":
+        """The state with a function applied to each of its tensors, for instance one that selects entries."""
         return ParameterState(
-            of(self.weight), of(self.buffer), {name: of(tensor) for name, tensor in self.shared.items()}
+            change(self.weight), change(self.buffer), {name: change(tensor) for name, tensor in self.shared.items()}
         )
 
     def to(self, dtype: torch.dtype) -> "ParameterState":
-        """In another precision."""
+        """The state in another precision."""
         return self.patch(lambda tensor: tensor.to(dtype))
 
 
 def advance(
     rule: Rule, t: Transition, settings: Settings, state: ParameterState, gradient: Float[Tensor, "..."], eps: float
 ) -> ParameterState:  # fmt: skip
-    """One step of the optimiser: with its numbers, on a gradient as it finds it."""
+    """One step of the optimiser, given its transition, its settings and the gradient as the optimiser finds it."""
     p, shared = precondition(rule, settings, state, gradient, eps)
     weight, buffer = after_step(rule, t, p, state.weight, state.buffer, gradient)
     return ParameterState(weight, buffer, shared)
@@ -52,7 +52,7 @@ def advance(
 def precondition(
     rule: Rule, settings: Settings, state: ParameterState, gradient: Float[Tensor, "..."], eps: float
 ) -> tuple[Tensor | None, Mapping[str, Tensor]]:
-    """The map P of a step, and the shared state after it."""
+    """The map P of a step (None if the rule has none), and the shared state after the step."""
     if rule.precondition is None:
         return None, state.shared
     shared = dict(state.shared)
@@ -62,22 +62,22 @@ def precondition(
 def after_step(
     rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """W and M after a step, given P; of one part, or of several side by side."""
+    """W and M after a step, given P; for one part, or for several parts stacked along the first axis."""
     weight, buffer = weight.clone(), buffer.clone()
     apply_step(rule, t, p, weight, buffer, gradient)
     return weight, buffer
 
 
 def apply_step(rule: Rule, t: Transition, p: Tensor | None, weight: Tensor, buffer: Tensor, gradient: Tensor) -> None:
-    """The same, in place: with many parts, new tensors would cost more than the sums."""
-    push = None
+    """Change W and M in place: with many parts, new tensors would cost more than the sums."""
+    preconditioned = None
     if p is not None and (t.wp or t.mp):
         inside = t.pg * gradient
         _add(inside, (t.pm, buffer), (t.pw, weight))
-        push = inside.mul_(p) if rule.acts == "entries" else p @ inside
+        preconditioned = inside.mul_(p) if rule.acts == "entries" else p @ inside
     before = weight.clone() if t.mw else None
-    _add(_times(weight, t.ww), (t.wm, buffer), (t.wg, gradient), (t.wp, push))
-    _add(_times(buffer, t.mm), (t.mw, before), (t.mg, gradient), (t.mp, push))
+    _add(_times(weight, t.ww), (t.wm, buffer), (t.wg, gradient), (t.wp, preconditioned))
+    _add(_times(buffer, t.mm), (t.mw, before), (t.mg, gradient), (t.mp, preconditioned))
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:

@@ -17,21 +17,21 @@ SlotGroups = Callable[[Block], Int[np.ndarray, " m"]]
 
 
 class SlotGradients:
-    """The gradients of some parameters, step by step, as the slots give them."""
+    """The gradients of parameters at single steps, computed from slots."""
 
     def __init__(self, store: Store, names: Iterable[str]) -> None:
         self.store, self.names = store, tuple(names)
         self.layers = [layer for layer in store.manifest.layers if set(layer.parameters) & set(self.names)]
 
     def at(self, step: int) -> Iterator[tuple[LayerInfo, DecodedSlots]]:
-        """The slots of each layer that a step used."""
+        """The slots of a step, layer by layer."""
         for layer in self.layers:
             block = self.store.step_block(layer.name, step)
             if block is not None:
                 yield layer, decoded(block, self.store.compute)
 
     def total(self, step: int) -> dict[str, Tensor]:
-        """The whole gradient of each parameter."""
+        """The total gradient of each parameter."""
         out = {name: self._zeros(name) for name in self.names}
         for layer, slots in self.at(step):
             for name in layer.parameters:
@@ -40,20 +40,20 @@ class SlotGradients:
         return out
 
     def split(self, step: int, group_of: SlotGroups, groups: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The whole gradient of each parameter, and those of its parts: the beginning has none, then each group."""
-        whole = {name: self._zeros(name) for name in self.names}
+        """The total gradient of each parameter, and its parts: zeros for the initial state, then one for each group."""
+        totals = {name: self._zeros(name) for name in self.names}
         parts = {name: self._zeros(name, 1 + groups) for name in self.names}
         for layer, slots in self.at(step):
             group = group_of(slots.block)
             for number in np.unique(group):
-                some = slots if (group == number).all() else slots.take(np.flatnonzero(group == number))
+                members = slots if (group == number).all() else slots.take(np.flatnonzero(group == number))
                 for name in layer.parameters:
-                    if name in whole:
-                        part = gradient_of(layer, name, some, self._shape(name))
-                        whole[name] += part
+                    if name in totals:
+                        part = gradient_of(layer, name, members, self._shape(name))
+                        totals[name] += part
                         if number >= 0:
                             parts[name][1 + number] += part
-        return whole, parts
+        return totals, parts
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.store.parameters[name].shape
@@ -63,25 +63,25 @@ class SlotGradients:
 
 
 def gradient_of(layer: LayerInfo, name: str, slots: DecodedSlots, shape: Sequence[int]) -> Float[Tensor, "..."]:
-    """What some slots put into the gradient of one parameter of their layer."""
+    """The gradient of a parameter of a layer from slots of that layer."""
     assert slots.errors is not None
     value = slots.factors(name)
     if name not in layer.weights:
-        return _summed(slots, value)
+        return _bias_gradient(slots, value)
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
     return gradient_from(layer, name, slots.keys, slots.errors * value.unsqueeze(1), shape)
 
 
-def _summed(slots: DecodedSlots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
-    """The gradient of a bias, added up as autograd does it: call by call, row by row.
+def _bias_gradient(slots: DecodedSlots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
+    """The gradient of a bias, added up in the order of autograd: call by call, row by row.
 
-    A gradient may be zero but for the rounding of this very sum (the key bias of attention), and still move its bias,
-    where a rule divides by its size.
+    A gradient may be zero except for the rounding error of this sum (the key bias of attention) and still change its
+    bias, if the rule divides by the size of the gradient.
     """
     assert slots.errors is not None
     _, sizes = np.unique(slots.block.call, return_counts=True)
-    first, *others = [rows.sum(0) for rows in (slots.errors * value.unsqueeze(1)).split(sizes.tolist())]
-    for other in others:
-        first += other
-    return first
+    total, *gradients = [rows.sum(0) for rows in (slots.errors * value.unsqueeze(1)).split(sizes.tolist())]
+    for gradient in gradients:
+        total += gradient
+    return total
