@@ -28,7 +28,7 @@ from .preconditioned import (
     scan_backwards,
     state_at,
 )
-from .scan import LayerQueries, scan, weights_of
+from .scan import LayerQueries, scan
 from .stream import StoreView, stream
 from .top_slots import TopSlots, TopSlotsByGroup
 
@@ -70,5 +70,4 @@ __all__ = [
     "stream",
     "summed_weights",
     "sums_fit_in_memory",
-    "weights_of",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.store import Store, piece_slices
+from dualform.store import LayerMatrix, Store, piece_slices
 from dualform.types import LayerInfo
 
 from .coefficients import coefficients
@@ -51,13 +51,13 @@ def parameter_entries(
     """The sum over slots for single entries of a weight; ``entries`` are indices into the flattened parameter."""
     of_step = coefficients(store, name, view.horizon).of_step
     rows, columns = (torch.from_numpy(indices) for indices in piece_slices(layer, name, entries))
-    total = torch.zeros(len(entries), dtype=torch.float64)
+    matrix, total = LayerMatrix(layer), torch.zeros(len(entries), dtype=torch.float64)
     for slots in stream(store, layer.name, view, errors=True):
         assert slots.errors is not None
         value = slots.values(of_step).double()
         if slots.block.key_scale is not None:
             value = value * slots.block.key_scale
         e = slots.errors[:, rows].double() * value.unsqueeze(1)
-        x = (slots.keys == columns).double() if layer.indexed else slots.keys[:, columns].double()
+        x = matrix.key_columns(slots.keys, columns)
         total += (e * x).sum(0)
     return total

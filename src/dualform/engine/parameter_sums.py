@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Block, Store, matrix_columns, piece_of, split_by_parameter
+from dualform.store import Block, LayerMatrix, Store, matrix_columns, piece_of
 from dualform.types import LayerInfo
 
-from .scan import QUERY_ROWS, weights_of
+from .scan import QUERY_ROWS
 from .stream import DecodedSlots, StoreView, stream
 
 STRETCH = 512
@@ -105,6 +105,10 @@ class ParameterSum:
         )
 
     @cached_property
+    def _matrix(self) -> LayerMatrix:
+        return LayerMatrix(self.layer)
+
+    @cached_property
     def bias(self) -> bool:
         """Whether the parameter is a bias, whose keys are 1."""
         return self.parameter not in self.layer.weights
@@ -134,8 +138,8 @@ class ParameterSum:
             _add_product(total, self.project[keys[:, 0].long()] * value, errors)
         else:
             piece = piece_of(self.layer, self.parameter)
-            for k, e in split_by_parameter(self.layer):
-                features = keys[:, k][:, piece.begin : piece.end]
+            for k, e in self._matrix.piece_parts(piece):
+                features = keys[:, k]
                 if self.project is not None:
                     features = features @ self.project.to(keys.dtype)
                 _add_product(total[:, e], features * value, errors[:, e])
@@ -174,6 +178,7 @@ def dual_output(
     cancel here, again in every layer, so everything is computed in float64.
     """
     info, _ = store.layer(layer)
+    matrix = LayerMatrix(info)
     queries = queries.double()
     total = torch.zeros(queries.shape[0], info.d_out, dtype=torch.float64)
     for slots in stream(store, layer, view, errors=True, watch=watch):
@@ -183,9 +188,8 @@ def dual_output(
             value = slots.values(of_piece).double().unsqueeze(1)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale.unsqueeze(1)
-            for k, e in split_by_parameter(info):
-                columns = slice(k.start + piece.begin, k.start + piece.end) if not info.indexed else slice(0, 1)
+            for columns, e in matrix.piece_parts(piece):
                 values = errors[:, e] * value
                 for q, out in zip(queries.split(QUERY_ROWS), total.split(QUERY_ROWS), strict=True):
-                    out[:, e] += weights_of(info, q[:, columns], keys[:, columns]) @ values
+                    out[:, e] += matrix.weights(keys[:, columns], q[:, columns]) @ values
     return total

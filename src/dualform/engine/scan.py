@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Block, Store, split_by_parameter
+from dualform.store import Block, LayerMatrix, Store
 from dualform.types import LayerInfo, Score
 
 from .stream import DecodedSlots, StoreView, stream
@@ -151,16 +151,6 @@ def scan(
     buffer.reduce(parts[0], 0, reductions)
 
 
-def weights_of(
-    layer: LayerInfo, rows: Float[Tensor, "r k"], keys: Float[Tensor, "m k"], out: Float[Tensor, "r m"] | None = None
-) -> Float[Tensor, "r m"]:
-    r"""The attention weights :math:`\alpha = k \cdot q`; for one-hot keys 1 where the index is the same."""
-    if not layer.indexed:
-        return torch.mm(rows, keys.mT, out=out)
-    weights = (rows == keys.mT).to(rows.dtype)
-    return weights if out is None else out.copy_(weights)
-
-
 class ScanBuffer:
     """Collects the products of queries with several blocks until there are enough of them for a reduction.
 
@@ -170,7 +160,7 @@ class ScanBuffer:
     def __init__(
         self, layer: LayerInfo, rows: int, width: int, dtype: torch.dtype, of_step: Sequence[np.ndarray] | None
     ) -> None:
-        self.layer = layer
+        self.layer, self.matrix = layer, LayerMatrix(layer)
         self.weights = torch.empty(rows, width, dtype=dtype)
         self.spare = torch.empty_like(self.weights)
         self.effects = None if of_step is None else torch.empty_like(self.weights)
@@ -186,7 +176,7 @@ class ScanBuffer:
         """Multiply slots with the queries."""
         columns = slice(self.used, self.used + len(slots.ids))
         weights = self.weights[: len(queries.rows), columns]
-        weights_of(self.layer, queries.rows, slots.keys, weights)
+        self.matrix.weights(slots.keys, queries.rows, weights)
         if slots.block.key_scale is not None:
             weights *= slots.block.key_scale
         if self.effects is not None:
@@ -208,8 +198,7 @@ class ScanBuffer:
             value = slots.values(of_piece)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale
-            for k, e in split_by_parameter(self.layer):
-                columns = slice(k.start + piece.begin, k.start + piece.end)
+            for columns, e in self.matrix.piece_parts(piece):
                 out += (
                     (rows[:, columns] @ slots.keys[:, columns].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
                 )

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.engine import LayerQueries, StoreView, TopSlots, coefficients
-from dualform.store import Store, split_by_parameter
+from dualform.store import LayerMatrix, Store
 from dualform.types import LayerInfo
 
 from .answers import Hits
@@ -66,8 +66,7 @@ def weigh_slots(
     for piece in info.pieces:
         of_step = coefficients(store, piece.parameter, view.horizon).of_step
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
-        for a, e in split_by_parameter(info):
-            some = slice(a.start + piece.begin, a.start + piece.end)
+        for some, e in LayerMatrix(info).piece_parts(piece):
             alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., some], keys[..., some])
             pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
             total += (alpha * pull).sum(1) * value

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Store, assemble_matrix, split_by_parameter
+from dualform.store import LayerMatrix, Store, assemble_matrix
 from dualform.types import LayerInfo
 
 from ..scan import LayerQueries, Reduction, Scores
@@ -68,13 +68,7 @@ def _matrix_gradients(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float
     rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
     size = max(1, TARGETS // (layer.d_out * layer.width))
     for q, u in zip(rows.split(size), directions.split(size), strict=True):
-        if layer.indexed:
-            target = u.new_zeros(len(q), layer.width, layer.d_out)
-            for gradient, tokens, direction in zip(target, q, u, strict=True):
-                gradient.index_add_(0, tokens[:, 0].long(), direction)
-            yield target.mT
-        else:
-            yield torch.cat([u[..., e].mT @ q[..., k] for k, e in split_by_parameter(layer)], 1)
+        yield LayerMatrix(layer).outer(q, u)
 
 
 def _contributions(
@@ -89,16 +83,7 @@ def _contributions(
         return _through_matrices(layer, slots.keys, errors, factors, target)
     matrices = {name: _full_matrix(store, name, factors.get(name, 0.0)) for name in layer.weights}
     target = target * assemble_matrix(layer, matrices)
-    if layer.indexed:
-        return (target[:, :, slots.keys[:, 0].long()] * errors.mT).sum(1)
-    out = errors.new_zeros(len(target), len(errors))
-    for k, e in split_by_parameter(layer):
-        keys, part = slots.keys[:, k], target[:, e]
-        if part.shape[1] <= part.shape[2]:
-            out += torch.einsum("nmd,md->nm", keys @ part.mT, errors[:, e])
-        else:
-            out += torch.einsum("nmw,mw->nm", errors[:, e] @ part, keys)
-    return out
+    return LayerMatrix(layer).bilinear(target, slots.keys, errors)
 
 
 def _through_matrices(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.store import Block, Store, gradient_from
+from dualform.store import Block, LayerMatrix, Store
 from dualform.types import LayerInfo
 
 from ..stream import DecodedSlots, decoded
@@ -70,7 +70,7 @@ def gradient_of(layer: LayerInfo, name: str, slots: DecodedSlots, shape: Sequenc
         return _bias_gradient(slots, value)
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
-    return gradient_from(layer, name, slots.keys, slots.errors * value.unsqueeze(1), shape)
+    return LayerMatrix(layer).gradient(name, slots.keys, slots.errors * value.unsqueeze(1), shape)
 
 
 def _bias_gradient(slots: DecodedSlots, value: Float[Tensor, " m"]) -> Float[Tensor, " d_out"]:
