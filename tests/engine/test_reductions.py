@@ -1,4 +1,4 @@
-"""Fast == naive: what is kept as the blocks go by, against the full matrix of scores."""
+"""Fast == naive: the reductions of a scan, block by block, against the full matrix of scores."""
 
 import importlib
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Written == read, by us and by anybody else."""
+"""Written == read, by dualform and by any other program."""
 
 import importlib
 import json
@@ -278,8 +278,8 @@ def test_a_large_file_is_written_whole(tmp_path):
     rows=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=4),
     width=st.integers(1, 9),
 )
-def test_tensors_on_pages_are_what_was_given(direct, rows, width, tmp_path_factory):
-    """Pieces that lie on pages themselves go to the disk from there, the others by way of a buffer: nobody can tell."""
+def test_tensors_that_begin_on_pages_are_read_as_they_were_written(direct, rows, width, tmp_path_factory):
+    """Pieces that begin on a page are written directly, the others through a buffer: the file is the same."""
     arena, path = SlotArena(), tmp_path_factory.mktemp("files") / "some.safetensors"
     tensors = {}
     for i, sizes in enumerate(rows):
