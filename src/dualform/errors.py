@@ -1,21 +1,21 @@
-"""Everything that can go wrong has a name here.
+"""The exceptions of dualform.
 
     DualformError
     ├── RecordError                 while a network is being trained
     │   ├── UnsupportedLayer        a layer that cannot be recorded exactly
     │   ├── UnsupportedOptimizer    an optimiser that no rule explains
-    │   ├── NothingToRecord         no layer, or no parameter of it, is trained
+    │   ├── NothingToRecord         no layer, or no parameter of one, is trained
     │   ├── NoteError               columns that do not fit the batch, or the batches before it
-    │   ├── NonFiniteGradient       NaN or infinity on its way into the weights
-    │   └── ResumeError             the checkpoint and the memory are not of one step
+    │   ├── NonFiniteGradient       NaN or infinity in a gradient, before it enters the weights
+    │   └── ResumeError             the checkpoint and the memory are from different steps
     ├── StoreError                  the folder on disk
-    │   ├── MemoryNotFound          nothing there
-    │   ├── NotAMemory              something else there
-    │   ├── MemoryExists            a memory there already
+    │   ├── MemoryNotFound          no such folder
+    │   ├── NotAMemory              the folder holds something else
+    │   ├── MemoryExists            the folder already holds a memory
     │   ├── MemoryLocked            another process is recording into it
     │   ├── FormatVersionError      written by a newer (or unknown) version
     │   ├── CorruptMemory           a file is missing, cut short or changed
-    │   └── WriteError              the disk is full, or refused
+    │   └── WriteError              the disk is full, or writing failed
     ├── AskError                    a question the memory cannot answer
     │   ├── LayerNotFound           (also while recording)
     │   ├── NoSteps                 nothing was recorded
@@ -23,7 +23,7 @@
     │   ├── FilterError             a filter that cannot be read, or that matches nothing
     │   ├── QueryError              inputs, targets or options that do not fit
     │   ├── ModelMismatch           a model that is not the one recorded
-    │   ├── FrozenWeights           frozen weights that only the model has
+    │   ├── FrozenWeights           frozen weights that only the model holds
     │   └── HorizonError            a step that is not in the memory
     ├── SizeError                   sizes of a layer that do not fit together
     ├── UnknownLayer                a layer, or an option of one, that is not in the table
@@ -35,7 +35,7 @@ Each message says what happened, with which value, and what to do about it.
 
 
 class DualformError(Exception):
-    """The base of all errors that dualform raises on purpose."""
+    """The base class of all errors that dualform raises on purpose."""
 
 
 class RecordError(DualformError):
@@ -43,7 +43,7 @@ class RecordError(DualformError):
 
 
 class UnsupportedLayer(RecordError):
-    """A layer whose weights nothing here explains exactly."""
+    """A layer that cannot be recorded exactly."""
 
 
 class UnsupportedOptimizer(RecordError):
@@ -63,7 +63,7 @@ class NonFiniteGradient(RecordError):
 
 
 class ResumeError(RecordError):
-    """The checkpoint and the memory do not stand at the same step."""
+    """The checkpoint and the memory are from different steps."""
 
 
 class StoreError(DualformError):
@@ -83,7 +83,7 @@ class MemoryExists(StoreError):
 
 
 class MemoryLocked(StoreError):
-    """Another recording holds the folder."""
+    """Another recording has locked the folder."""
 
 
 class FormatVersionError(StoreError):
@@ -127,7 +127,7 @@ class ModelMismatch(AskError):
 
 
 class FrozenWeights(AskError):
-    """The memory holds a fingerprint of frozen weights, not the weights: only the model has them."""
+    """The memory holds only a fingerprint of frozen weights; the weights are in the model."""
 
 
 class HorizonError(AskError):
@@ -151,11 +151,11 @@ class MissingExtra(DualformError):
 
 
 class DualformWarning(UserWarning):
-    """Something the memory cannot explain was noticed; it is marked in the memory too."""
+    """Something happened that the memory cannot explain; the memory also holds a mark of it."""
 
 
 def require(module: str, extra: str):
-    """Import an optional package, or say which extra brings it."""
+    """Import an optional package, or raise an error that names the extra to install."""
     from importlib import import_module
 
     try:

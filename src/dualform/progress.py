@@ -1,4 +1,4 @@
-"""A progress bar for passes over the slots."""
+"""Progress of passes over the slots: a bar on the terminal, or calls of a function."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 Progress = bool | Callable[[str, int, int], None]
-"""Whether a bar is shown, or who is told what is done, how many slots of it, and of how many."""
+"""Whether to show a bar; or a function that is called with the task, the slots done and their total number."""
 
 WORTH_SHOWING = 200_000
-"""Passes over fewer slots are over before one could read the bar."""
+"""Passes over fewer slots end before anyone could read the bar."""
 
 
 @runtime_checkable
 class OnProgress(Protocol):
-    """Told how many slots were passed (a progress bar)."""
+    """Is called during a pass with the number of slots that were passed since the last call."""
 
     def __call__(self, slots: int) -> None:
-        """So many slots more."""
+        """Count these slots as done."""
         ...
 
 
 @contextmanager
-def bar(what: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[OnProgress | None]:
-    """A bar on the terminal that is gone when the pass is over; None where there is nothing to show it on.
+def bar(task: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[OnProgress | None]:
+    """A bar on the terminal that disappears when the pass is over; None if there is no terminal or nothing to show.
 
-    ``worth`` showing is a pass over so many slots, or whatever else is counted.
+    ``worth`` is the least number of slots (or whatever is counted) for which a bar is shown.
     """
     if callable(show):
-        yield _Telling(show, what, slots)
+        yield _ProgressCalls(show, task, slots)
         return
     console = Console(stderr=True)
     if not show or slots < worth or not console.is_terminal:
@@ -45,12 +45,11 @@ def bar(what: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> It
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=slots)
-        yield _Moving(progress, task)
+        yield _ProgressBar(progress, progress.add_task(task, total=slots))
 
 
 @dataclass(frozen=True)
-class _Moving:
+class _ProgressBar:
     progress: Bars
     task: TaskID
 
@@ -59,12 +58,12 @@ class _Moving:
 
 
 @dataclass
-class _Telling:
-    tell: Callable[[str, int, int], None]
-    what: str
+class _ProgressCalls:
+    callback: Callable[[str, int, int], None]
+    task: str
     total: int
     done: int = field(default=0, init=False)
 
     def __call__(self, slots: int) -> None:
         self.done += slots
-        self.tell(self.what, self.done, self.total)
+        self.callback(self.task, self.done, self.total)

@@ -1,9 +1,12 @@
-"""The nouns that cross folders."""
+"""The data types that several folders share: layers, parameters, transitions, marks."""
 
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
 
 DType = Literal["float16", "float32", "float64"]
 Keep = Literal["slots", "keys", "ledger", "keys+ledger", "nothing"]
@@ -12,15 +15,15 @@ Order = Literal["largest", "smallest", "magnitude"]
 
 
 class Transition(NamedTuple):
-    r"""What one optimiser step does to one parameter, given its gradient: linear, with scalar coefficients.
+    r"""One optimiser step of one parameter, as a linear map with scalar coefficients.
 
     .. math:: \begin{bmatrix} W_s \\ M_s \end{bmatrix} =
         \begin{bmatrix} ww & wm & wg \\ mw & mm & mg \end{bmatrix}
         \begin{bmatrix} W_{s-1} \\ M_{s-1} \\ g_s \end{bmatrix} +
         \begin{bmatrix} wp \\ mp \end{bmatrix} P_s (pw\, W_{s-1} + pm\, M_{s-1} + pg\, g_s)
 
-    W is the parameter, M the one buffer that the optimiser keeps of it, g the gradient as the optimiser finds it. P is
-    a linear map that all examples share (Adam: a division entry by entry); the SGD family has none.
+    W is the parameter, M its buffer in the optimiser, g the gradient as the optimiser finds it. P is a linear map that
+    all examples share (Adam: a division entry by entry); the SGD family has none.
     """
 
     ww: float = 1.0
@@ -38,7 +41,7 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One use of a recorded linear map: its name, its biases (parameters' names), and the module that makes it."""
+    """One use of a recorded linear map: its name, its biases, and the path of the module that applies it."""
 
     name: str
     biases: tuple[str, ...]
@@ -47,7 +50,7 @@ class ModuleInfo:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a parameter lies in a layer's matrix: its columns there. ``transposed`` where it holds their transpose."""
+    """The columns that a parameter has in the matrix of a layer; ``transposed`` if it holds their transpose."""
 
     parameter: str
     begin: int
@@ -57,11 +60,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One recorded linear map: a matrix, the parameters it is made of, and all modules that use it.
+    """A recorded linear map: a matrix, the parameters it is made of, and all modules that use it.
 
     A key has ``d_in`` numbers, an error ``d_out``. A grouped convolution has several ``parts``: part p of the error
     belongs to part p of the key, and the matrix is (d_out, d_in / parts). The keys of an embedding are ``indexed``:
-    each is the number of the one entry that is 1.
+    each is the index of the only entry that is 1.
     """
 
     name: str
@@ -77,7 +80,7 @@ class LayerInfo:
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
-        """The names of the parameters that its matrix is made of."""
+        """The names of the parameters that make up the matrix."""
         return tuple(piece.parameter for piece in self.pieces)
 
     @cached_property
@@ -92,24 +95,25 @@ class LayerInfo:
 
     @property
     def width(self) -> int:
-        """The columns of its matrix."""
+        """The number of columns of the matrix."""
         return self.d_in // self.parts
 
     @property
     def in_ledger(self) -> bool:
-        """Whether its parameters are explained by a ledger."""
+        """Whether a ledger explains its parameters."""
         return self.keep in ("ledger", "keys+ledger")
 
     @property
     def key_size(self) -> int:
-        """How many numbers a key is kept as."""
+        """The number of stored numbers of a key."""
         return 1 if self.indexed else self.d_in
 
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """One tensor of the model: a recorded weight or bias, one that only a ledger explains, or a part of the rest (kept
-    as snapshots) for a ``reason``.
+    """A tensor of the model: a recorded weight or bias, one that only a ledger explains, or a part of the rest.
+
+    The rest is stored as snapshots; ``reason`` says why a tensor belongs to it.
     """
 
     name: str
@@ -121,18 +125,31 @@ class ParameterInfo:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The number of its entries."""
         return math.prod(self.shape)
 
     @property
     def by_slots(self) -> bool:
-        """Whether slots rebuild it."""
+        """Whether it can be rebuilt from slots."""
         return self.kind in ("weight", "bias")
 
 
 @dataclass(frozen=True)
+class ParameterSplit:
+    """A parameter as a sum, in float64: what is left of the initial weights, and what each group put into it."""
+
+    initial: Float[Tensor, "..."]
+    groups: Float[Tensor, "..."]
+
+    @property
+    def total(self) -> Float[Tensor, "..."]:
+        """The parameter itself."""
+        return self.initial + self.groups.sum(0)
+
+
+@dataclass(frozen=True)
 class Ended:
-    """How a recording ended after a complete step, and by which exception if it was interrupted."""
+    """How a recording ended after a complete step, and the exception if it was interrupted."""
 
     how: Literal["closed", "interrupted", "unknown"]
     step: int
@@ -141,7 +158,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that was noticed while recording and that the memory does not explain."""
+    """An event during recording that the memory does not explain."""
 
     kind: str
     name: str

@@ -1,4 +1,4 @@
-"""Fast == naive: what is kept as the blocks go by, against the full matrix of scores."""
+"""Fast == naive: the reductions of a scan, block by block, against the full matrix of scores."""
 
 import importlib
 from contextlib import ExitStack
@@ -49,7 +49,7 @@ def cut(entries: int, rows: int, stretch: int) -> ExitStack:
     for module, name, size in (
         ("engine.scan", "ENTRIES", entries),
         ("store.store", "BLOCK_ROWS", rows),
-        ("engine.reductions", "STRETCH", stretch),
+        ("engine.top_slots", "STRETCH", stretch),
     ):
         stack.enter_context(mock.patch.object(importlib.import_module(f"dualform.{module}"), name, size))
     return stack

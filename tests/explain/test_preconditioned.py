@@ -14,7 +14,7 @@ from torch import Tensor, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.engine import replay
+from dualform.engine import rerun_from_slots
 from dualform.errors import ResumeError, UnsupportedOptimizer
 from dualform.record.state import state_checkpoints as stations
 from dualform.rules import Rule, Transition
@@ -111,7 +111,7 @@ def test_a_fallen_coefficient_is_seen(tmp_path):
     assert run.memory.check(run.model, full=True, progress=False)[name] < 1e-10
     plain = Rule("AdamW", store.rules["AdamW"].transition, buffer="exp_avg")  # P is left out
     store.rules["AdamW"] = plain
-    parts = replay(store, [name], run.memory.view)[name]
+    parts = rerun_from_slots(store, [name], run.memory.view)[name]
     now = dict(run.model.named_parameters())[name].detach()
     off = (parts.weight.sum(0) - now).norm() / (now - store.initial(name)).norm()
     assert off > 0.5
@@ -149,7 +149,7 @@ def test_a_sweep_in_several_rounds_is_a_sweep_in_one(tmp_path, monkeypatch):
     run = run_of("AdamW", tmp_path, steps=9)
     spot = run.memory.attend(run.model, run.data[0][0])
     whole_sweep = spot.timeline(layer="0", stretches=9, progress=False).values
-    monkeypatch.setattr(sys.modules["dualform.engine.preconditioned.recurrence"], "ROOM", 1000)
+    monkeypatch.setattr(sys.modules["dualform.engine.preconditioned.backward_factors"], "PRECONDITIONER_BYTES", 1000)
     close(spot.timeline(layer="0", stretches=9, progress=False).values, whole_sweep, 1e-12)
 
 

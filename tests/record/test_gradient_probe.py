@@ -6,7 +6,7 @@ from helpers import close
 from torch import Tensor
 
 from dualform.record.verify.gradient_probe import GradientProbe, probe_call, probe_gradients
-from dualform.store import gradient_from
+from dualform.store import LayerMatrix
 from dualform.types import LayerInfo, ModuleInfo, Piece
 
 ROWS = 7
@@ -33,7 +33,9 @@ def test_slots_are_seen_as_the_gradient_that_they_make_up(kind, size, numbers):
     info, parameters = layer(size[0], size[1], kind)
     error = torch.randn(ROWS, size[1], dtype=torch.float64)
     key = torch.randint(size[0], (ROWS, 1)) if kind == "indexed" else torch.randn(ROWS, size[0], dtype=torch.float64)
-    gradients = {name: gradient_from(info, name, key, error, tensor.shape) for name, tensor in parameters.items()}
+    gradients = {
+        name: LayerMatrix(info).gradient(name, key, error, tensor.shape) for name, tensor in parameters.items()
+    }
     probes = {name: GradientProbe(name, tensor, [info], numbers) for name, tensor in parameters.items()}
     seen, finite = probe_gradients(list(probes.values()), list(gradients.values()))
     together = probe_call(list(probes.values()), info, key, error)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import dualform
 from dualform import data
-from dualform.engine.preconditioned.recurrence import SlotGradients
+from dualform.engine.preconditioned import SlotGradients
 from dualform.errors import DataNotFound
 
 

@@ -173,7 +173,7 @@ def test_a_part_that_is_missing_is_named(folder, tmp_path):
 
 
 def test_a_part_alone_is_not_a_memory(folder):
-    with pytest.raises(NotAMemory, match=r"Open the folder of them all: .*SGD\.$"):
+    with pytest.raises(NotAMemory, match=r"Open the folder of all processes: .*SGD\.$"):
         dualform.open(folder / "SGD" / "ranks" / "0001")
 
 

@@ -363,6 +363,6 @@ def test_killed_equals_the_last_complete_step():
     assert found.returncode == 0 and "1 passed, 0 failed" in found.stdout, found.stdout + found.stderr
 
 
-def test_nothing_to_open_is_said_as_such(tmp_path):
+def test_opening_a_folder_without_a_memory_is_an_error_that_says_so(tmp_path):
     with pytest.raises(MemoryNotFound, match="no such folder"):
         dualform.open(tmp_path / "m")

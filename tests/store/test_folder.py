@@ -1,4 +1,4 @@
-"""In the folder of a memory only our own files are ever removed or written over."""
+"""In the folder of a memory only files of dualform are ever removed or overwritten."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_removing_a_memory_leaves_the_files_of_others(tmp_path):
     assert left - {".lock"} == set(FOREIGN)
 
 
-def test_what_the_manifest_does_not_list_is_removed_if_it_is_ours(tmp_path):
+def test_a_file_of_dualform_that_the_manifest_does_not_list_is_removed(tmp_path):
     record(tmp_path)
     put(tmp_path, FOREIGN)
     put(tmp_path, OURS[1:])
@@ -49,7 +49,7 @@ def test_what_the_manifest_does_not_list_is_removed_if_it_is_ours(tmp_path):
 
 @pytest.mark.parametrize("name", [INIT, *OURS])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_files_that_only_look_like_ours_are_not_written_over(name, overwrite, tmp_path):
+def test_foreign_files_with_names_of_dualform_are_not_overwritten(name, overwrite, tmp_path):
     """Somebody may number his own snapshots with six digits, or call his first weights by our name."""
     put(tmp_path, [name])
     with pytest.raises(NotAMemory, match=f"{name}.*another path"):
@@ -58,14 +58,14 @@ def test_files_that_only_look_like_ours_are_not_written_over(name, overwrite, tm
     assert (tmp_path / name).read_text() == "weeks of work"
 
 
-def test_files_that_do_not_look_like_ours_are_no_hindrance(tmp_path):
+def test_foreign_files_with_other_names_are_no_hindrance(tmp_path):
     put(tmp_path, FOREIGN)
     record(tmp_path)
     record(tmp_path, overwrite=True)
     assert dualform.open(tmp_path).step == 2 and there(tmp_path, FOREIGN) == FOREIGN
 
 
-def test_what_a_kill_left_of_a_memory_is_known_by_its_first_file(tmp_path):
+def test_what_a_kill_left_of_a_memory_is_recognised_by_its_first_file(tmp_path):
     """The manifest is written last and removed first; with the first file it is the other way round."""
     record(tmp_path)
     (tmp_path / "manifest.json").unlink()
@@ -75,7 +75,7 @@ def test_what_a_kill_left_of_a_memory_is_known_by_its_first_file(tmp_path):
         require_own_folder(tmp_path)
 
 
-def test_a_broken_manifest_may_be_overwritten_if_it_was_ours(tmp_path):
+def test_a_broken_manifest_of_dualform_may_be_overwritten(tmp_path):
     record(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     shutil.copytree(tmp_path, other := tmp_path.with_name("other"))

@@ -122,13 +122,15 @@ def test_all_finite_looks_at_every_entry(values, precision):
     assert all_finite(torch.tensor(values, dtype=precision)) == bool(np.isfinite(values).all())
 
 
-def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: EncodingWorkspace | None) -> list[tuple[torch.Tensor, bool]]:
+def on_workspace(
+    rooms: list[tuple[torch.Tensor, bool]], workspace: EncodingWorkspace | None
+) -> list[tuple[torch.Tensor, bool]]:
     """All rows decoded, and whether they are finite."""
     made = [
         RowTarget(rows, torch.empty(rows.shape, dtype=torch.float16), np.zeros(len(rows), np.int16), scaled)
         for rows, scaled in rooms
     ]
-    copied = encode_into(made, desk)
+    copied = encode_into(made, workspace)
     for (rows, _), seen in zip(rooms, copied, strict=True):
         assert not seen.finite or seen.square == pytest.approx(float(rows.double().square().sum()), rel=1e-5)
     return [
@@ -142,9 +144,9 @@ def on_desk(rooms: list[tuple[torch.Tensor, bool]], desk: EncodingWorkspace | No
     zeros=st.booleans(),
     seed=seeds,
 )
-def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
+def test_a_workspace_that_is_used_again_changes_nothing(passes, zeros, seed):
     """The rows of a pass are encoded together, in any sizes, rows of zeros among them: as each would be alone."""
-    random, desk = torch.Generator().manual_seed(seed), EncodingWorkspace()
+    random, workspace = torch.Generator().manual_seed(seed), EncodingWorkspace()
     for sizes in passes:
         rooms = []
         for i, power in enumerate(sizes):
@@ -152,7 +154,7 @@ def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
             if zeros:
                 rows[i % 3] = 0.0
             rooms.append((rows, i % 2 == 0))
-        for (rows, scaled), (found, finite) in zip(rooms, on_desk(rooms, desk), strict=True):
+        for (rows, scaled), (found, finite) in zip(rooms, on_workspace(rooms, workspace), strict=True):
             (alone, _) = encode(rows.clone(), "float16", scaled=scaled)
             assert finite
             size = rows.double().abs().amax(1, keepdim=True)
@@ -163,10 +165,10 @@ def test_a_desk_that_is_used_again_changes_nothing(passes, zeros, seed):
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_one_bad_number_on_a_desk_is_told_from_the_others(bad):
-    desk = EncodingWorkspace()
+def test_one_bad_number_in_a_workspace_is_told_from_the_others(bad):
+    workspace = EncodingWorkspace()
     good, broken = torch.ones(3, 4), torch.ones(3, 4)
-    on_desk([(good, True), (good, False)], desk)
+    on_workspace([(good, True), (good, False)], workspace)
     broken[1, 2] = bad
-    (first, fine), (_, not_fine) = on_desk([(good, True), (broken, False)], desk)
+    (first, fine), (_, not_fine) = on_workspace([(good, True), (broken, False)], workspace)
     assert fine and not not_fine and torch.equal(first, good.double())

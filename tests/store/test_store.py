@@ -1,4 +1,4 @@
-"""Written == read, by us and by anybody else."""
+"""Written == read, by dualform and by any other program."""
 
 import importlib
 import json
@@ -165,7 +165,7 @@ def test_the_store_and_the_naive_reader_read_the_same(setup, tmp_path_factory):
         calls = store.calls(layer.name)
         assert calls.visits_of(ids).tolist() == slots.visit.tolist()
         assert calls.positions_of(ids).tolist() == slots.position.tolist()
-        assert calls.step[calls.of(ids)].tolist() == slots.step.tolist()
+        assert calls.step[calls.calls_of(ids)].tolist() == slots.step.tolist()
         assert torch.equal(store.gather(layer.name, ids, "key"), slots.keys)
     for name in store.parameters:
         steps, transitions, scale, _ = store.schedule(name)
@@ -278,8 +278,8 @@ def test_a_large_file_is_written_whole(tmp_path):
     rows=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=4),
     width=st.integers(1, 9),
 )
-def test_tensors_on_pages_are_what_was_given(direct, rows, width, tmp_path_factory):
-    """Pieces that lie on pages themselves go to the disk from there, the others by way of a buffer: nobody can tell."""
+def test_tensors_that_begin_on_pages_are_read_as_they_were_written(direct, rows, width, tmp_path_factory):
+    """Pieces that begin on a page are written directly, the others through a buffer: the file is the same."""
     arena, path = SlotArena(), tmp_path_factory.mktemp("files") / "some.safetensors"
     tensors = {}
     for i, sizes in enumerate(rows):
@@ -315,7 +315,7 @@ def test_a_model_of_mixed_types_is_kept_and_read(precision, tmp_path):
                 assert torch.equal(tensor, state[name]) and tensor.dtype == state[name].dtype
 
 
-def test_bytes_on_disk_are_as_said(tmp_path):
+def test_the_bytes_on_disk_are_as_announced(tmp_path):
     """Keys and errors take T · Σ (d_in + d_out) numbers, and little more (spec/dual-form.md §5.2, 10)."""
     model = mlp(50, 40, 10).float()
     data = [(x.float(), y) for x, y in batches(20, 64, 50, 10)]

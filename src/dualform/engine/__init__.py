@@ -1,4 +1,4 @@
-"""Queries against the store: blocked products with fused reductions, and sums that rebuild what was trained."""
+"""Queries against the store: blocked products with fused reductions, and sums that rebuild trained parameters."""
 
 from .attention_sums import key_sums, summed_weights, sums_fit_in_memory
 from .certificate import (
@@ -13,9 +13,10 @@ from .certificate import (
 )
 from .coefficients import coefficients
 from .dual import dual_forward
+from .group_sums import GroupSums
 from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
 from .parameter_sums import ParameterSum, dual_output, parameter_sum
-from .parameters_by_group import ParameterSplit, split_by_group
+from .parameters_by_group import split_by_group
 from .preconditioned import (
     ParameterState,
     SlotGroups,
@@ -23,19 +24,18 @@ from .preconditioned import (
     apply_step,
     backward_factors,
     precondition,
-    replay,
+    rerun_from_slots,
     scan_backwards,
     state_at,
 )
-from .reductions import GroupSums, TopSlots, TopSlotsByGroup
-from .scan import LayerQueries, scan, weights_of
+from .scan import LayerQueries, scan
 from .stream import StoreView, stream
+from .top_slots import TopSlots, TopSlotsByGroup
 
 __all__ = [
     "Agreement",
     "GroupSums",
     "LayerQueries",
-    "ParameterSplit",
     "ParameterState",
     "ParameterSum",
     "Rounding",
@@ -61,7 +61,7 @@ __all__ = [
     "parameter_sum",
     "precondition",
     "preconditioned_parameters",
-    "replay",
+    "rerun_from_slots",
     "rounding",
     "scan",
     "scan_backwards",
@@ -70,5 +70,4 @@ __all__ = [
     "stream",
     "summed_weights",
     "sums_fit_in_memory",
-    "weights_of",
 ]

@@ -1,11 +1,11 @@
-r"""Does the memory hold what made these weights?
+r"""The certificate: do the slots of a memory add up to the weights of a model?
 
 For each recorded parameter the weights are rebuilt from the slots and compared with the real ones,
 
 .. math:: \frac{\lVert W_h - \text{rebuilt} \rVert}{\lVert W_h - W_0 \rVert},
 
-beside the floor that the rounding of training itself sets. A few random projections are enough; the full sum is there
-on request.
+beside the floor that is set by the rounding of training itself. A few random projections are enough; the comparison of
+every entry is available on request.
 """
 
 import math
@@ -30,7 +30,7 @@ PROBES = 4
 
 
 class Rounding(NamedTuple):
-    """The machine precision of a parameter, and that in which its gradients were computed."""
+    """The machine precision of a parameter, and of its gradients."""
 
     weight: float
     gradient: float = 0.0
@@ -38,9 +38,7 @@ class Rounding(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a parameter is from what the memory rebuilds, relative to how far it moved,
-    and the rounding floor of that.
-    """
+    """The error of a rebuilt parameter, relative to how far the parameter moved, and the rounding floor of that."""
 
     error: float
     floor: float
@@ -55,35 +53,40 @@ def certify(
     only: Iterable[str] | None = None,
     watch: OnProgress | None = None,
 ) -> dict[str, Agreement]:
-    """Compare the given weights with the memory's, parameter by parameter (or ``only`` some); ``full`` compares every
-    entry.
+    """Compare weights with those the memory rebuilds, for all parameters or ``only`` these.
+
+    ``full`` compares every entry instead of random projections.
     """
     wanted = set(store.parameters if only is None else only)
-    found: dict[str, Tensor] = {}
-    looks: dict[str, CertificateView] = {}
+    totals: dict[str, Tensor] = {}
+    views: dict[str, CertificateView] = {}
     for layer in explained_layers(store):
         sums = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
         if not sums:
             continue
         for name, term in sums.items():
-            looks[name] = certificate_view(store, layer, name, full)
-            term.project = looks[name].project
+            views[name] = certificate_view(store, layer, name, full)
+            term.project = views[name].probes
         parameter_sum(store, layer.name, view, list(sums.values()), watch)
         for name, term in sums.items():
-            found[name] = found.get(name, 0.0) + looks[name].of_sum(term)
-    rebuilt = {name: looks[name].of(initial_part(store, name, view.horizon)) + total for name, total in found.items()}
-    whole = [name for name in (*preconditioned_parameters(store), *ledger_parameters(store)) if name in wanted]
-    for name, part in split_by_group(store, view, whole, watch=watch).items():
-        looks[name], rebuilt[name] = CertificateView.whole(store, name), part.total
+            totals[name] = totals.get(name, 0.0) + views[name].project_sum(term)
+    rebuilt = {
+        name: views[name].project(initial_part(store, name, view.horizon)) + total for name, total in totals.items()
+    }
+    whole_parameters = [
+        name for name in (*preconditioned_parameters(store), *ledger_parameters(store)) if name in wanted
+    ]
+    for name, part in split_by_group(store, view, whole_parameters, watch=watch).items():
+        views[name], rebuilt[name] = CertificateView.every_entry(store, name), part.total
     return {
         name: agreement(
-            look.of(actual[name]),
-            look.of(store.initial(name).double()),
+            certified.project(actual[name]),
+            certified.project(store.initial(name).double()),
             rebuilt[name],
             count_moves(store, view, name),
             rounding(store, view, name, actual[name].dtype),
         )
-        for name, look in looks.items()
+        for name, certified in views.items()
     }
 
 
@@ -98,65 +101,67 @@ def ledger_parameters(store: Store) -> list[str]:
 
 
 def count_moves(store: Store, view: StoreView, name: str) -> int:
-    """How often a parameter moved up to the horizon."""
+    """The number of steps up to the horizon that changed a parameter."""
     if store.parameters[name].kind == "ledger":
         return next((entry.moves.get(name, 0) for entry in store.manifest.ledgers if entry.step == view.horizon), 0)
     return int((store.schedule(name).steps <= view.horizon).sum())
 
 
 def rounding(store: Store, view: StoreView, name: str, dtype: torch.dtype) -> Rounding:
-    """The precision of a parameter of some type, and of its gradients up to the horizon."""
+    """The machine precision of a parameter of this type, and of its gradients up to the horizon."""
     return Rounding(torch.finfo(dtype).eps, store.gradient_eps(name, view.horizon))
 
 
 @dataclass(frozen=True)
 class CertificateView:
-    """How a parameter is looked at: through a few random projections of its columns, or (without a layer) whole."""
+    """What is compared of a parameter: a few random projections of its columns, or (without ``probes``) every entry."""
 
     layer: LayerInfo | None
     parameter: str
-    project: Float[Tensor, "c p"] | None
+    probes: Float[Tensor, "c p"] | None
     shape: tuple[int, ...]
 
     @classmethod
-    def whole(cls, store: Store, name: str) -> "CertificateView":
-        """Every entry."""
+    def every_entry(cls, store: Store, name: str) -> "CertificateView":
+        """A view of every entry of a parameter."""
         return cls(None, name, None, store.parameters[name].shape)
 
-    def of(self, tensor: Tensor) -> Float[Tensor, "..."]:
-        """A parameter, seen so."""
-        if self.project is None or self.layer is None:
+    def project(self, tensor: Tensor) -> Float[Tensor, "..."]:
+        """The projections of a parameter."""
+        if self.probes is None or self.layer is None:
             return tensor.detach()
         columns = parameter_columns(self.layer, piece_of(self.layer, self.parameter), tensor.detach())
-        return columns.to("cpu", torch.float64) @ self.project
+        return columns.to("cpu", torch.float64) @ self.probes
 
-    def of_sum(self, term: ParameterSum) -> Float[Tensor, "..."]:
-        """What the slots give, seen so."""
-        return term.as_parameter(self.shape)[0] if self.project is None else term.total[0]
+    def project_sum(self, term: ParameterSum) -> Float[Tensor, "..."]:
+        """The projections of a sum over slots, which were projected while they were added up."""
+        return term.as_parameter(self.shape)[0] if self.probes is None else term.total[0]
 
 
 def certificate_view(store: Store, layer: LayerInfo, name: str, full: bool) -> CertificateView:
-    """Through projections, where nothing speaks for looking at every entry."""
-    alone = sum(name in other.parameters for other in store.manifest.layers) == 1
-    if full or not alone or name not in layer.weights or layer.indexed or layer.parts > 1:
-        return CertificateView.whole(store, name)
+    """Random projections where they are possible and cheaper, else every entry."""
+    in_one_layer = sum(name in info.parameters for info in store.manifest.layers) == 1
+    if full or not in_one_layer or name not in layer.weights or layer.indexed or layer.parts > 1:
+        return CertificateView.every_entry(store, name)
     piece = piece_of(layer, name)
     return CertificateView(layer, name, random_probes(piece.end - piece.begin), store.parameters[name].shape)
 
 
 def agreement(actual: Tensor, first: Tensor, rebuilt: Tensor, steps: int, eps: Rounding) -> Agreement:
-    """Compare real weights with the first and the rebuilt ones (or some entries, or projections of all three)."""
-    now = actual.detach().to("cpu", torch.float64)
-    return compare((now - rebuilt).norm().item(), (now - first).norm().item(), now.norm().item(), steps, eps)
+    """Compare real weights with the initial and the rebuilt ones (or entries, or projections, of all three)."""
+    current = actual.detach().to("cpu", torch.float64)
+    return compare(
+        (current - rebuilt).norm().item(), (current - first).norm().item(), current.norm().item(), steps, eps
+    )
 
 
 def compare(off: float, moved: float, size: float, steps: int, eps: Rounding) -> Agreement:
-    r"""How far weights of some size are off, relative to how far they moved in so many steps.
+    r"""The error of weights of a given norm, relative to how far they moved in a number of steps, and its floor.
 
     The floor has two parts. Weights are rounded after every step, a random walk with steps of about 0.3 ε|W|; and
     every gradient is rounded to the precision it is computed in, by 0.21 ε_g of it (a uniform error of half a unit in
     the last place, for numbers of any leading digits). So step s is off by 0.21 ε_g ‖ΔW_s‖, and all of them by
-    0.21 ε_g (Σ ‖ΔW_s‖²)^½, which is 0.21 ε_g ‖W_h − W_0‖ if the steps go in directions of their own.
+    0.21 ε_g (Σ ‖ΔW_s‖²)^½, which is 0.21 ε_g ‖W_h − W_0‖ if the steps are orthogonal.
     """
     if off:
         off = off / moved if moved else math.inf
@@ -165,7 +170,7 @@ def compare(off: float, moved: float, size: float, steps: int, eps: Rounding) ->
 
 
 def random_probes(d_in: int) -> Float[Tensor, "d_in p"] | None:
-    """The random projections of a layer's input; None where the input is no wider than those."""
+    """Random projections of the input of a layer; None if the input is no wider than their number."""
     if d_in <= PROBES:
         return None
     return torch.randn(d_in, PROBES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

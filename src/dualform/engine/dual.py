@@ -12,10 +12,10 @@ def dual_forward(
 
     .. math:: W_h x = \rho_h W_0 x + \sum_{i=1}^m c_i(h)\, e_i\,(k_i^\top x)
 
-    ``keys`` are the inputs k the layer saw, ``errors`` its backprop errors e, ``coefficients`` what the optimiser's
-    rule makes of each at horizon h (plain SGD: minus the learning rate, rho = 1). The whole attention matrix is held
-    at once: this is the formula to check the others by. Reference: Irie, Csordás, Schmidhuber (2022), arXiv
-    2202.05798.
+    ``keys`` are the inputs k that the layer saw, ``errors`` its backprop errors e, ``coefficients`` the factors c that
+    the rule of the optimiser gives them at horizon h (plain SGD: minus the learning rate, rho = 1). The whole attention
+    matrix is in memory at once: this is the formula that the faster functions are tested against. Reference: Irie,
+    Csordás, Schmidhuber (2022), arXiv 2202.05798.
     """
     weights = x @ keys.mT  # n m, attention without softmax
     return rho * (x @ w0.mT) + (weights * coefficients) @ errors

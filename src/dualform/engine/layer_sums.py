@@ -1,4 +1,4 @@
-"""The sums over slots that one layer puts into its parameters, under rules of numbers alone."""
+"""The sums over the slots of one layer that rebuild its parameters, for rules with scalar coefficients."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.store import Store, piece_slices
+from dualform.store import LayerMatrix, Store, piece_slices
 from dualform.types import LayerInfo
 
 from .coefficients import coefficients
@@ -24,40 +24,40 @@ def explained_layers(store: Store) -> Iterator[LayerInfo]:
 
 
 def layer_sums(
-    store: Store, layer: LayerInfo, horizon: int, *, of: str = "weight", **options: Any
+    store: Store, layer: LayerInfo, horizon: int, *, quantity: str = "weight", **options: Any
 ) -> dict[str, ParameterSum]:  # fmt: skip
-    """The sums over a layer's slots that rebuild its weights and biases. Options go to :class:`ParameterSum`.
+    """The sums over the slots of a layer that rebuild its weights and biases; options go to :class:`ParameterSum`.
 
-    ``of="buffer"`` rebuilds the optimiser's buffers of them instead.
+    ``quantity="buffer"`` rebuilds the optimiser's buffers instead.
     """
     return {
-        name: ParameterSum(layer, name, coefficients(store, name, horizon, of).of_step, **options)
+        name: ParameterSum(layer, name, coefficients(store, name, horizon, quantity).of_step, **options)
         for name in layer.parameters
         if store.parameters[name].by_slots and not store.is_preconditioned(name)
     }
 
 
-def initial_part(store: Store, name: str, horizon: int, of: str = "weight") -> Float[Tensor, "..."]:
-    r"""What is left of the beginning: :math:`\rho W_0 + \gamma M_0`, in float64."""
-    c = coefficients(store, name, horizon, of)
+def initial_part(store: Store, name: str, horizon: int, quantity: str = "weight") -> Float[Tensor, "..."]:
+    r"""What is left of the initial state at the horizon: :math:`\rho W_0 + \gamma M_0`, in float64."""
+    c = coefficients(store, name, horizon, quantity)
     part = c.rho * store.initial(name).double()
     buffer = store.initial_state(name, "buffer")
     return part if buffer is None else part + c.gamma * buffer.double()
 
 
 def parameter_entries(
-    store: Store, layer: LayerInfo, name: str, view: StoreView, which: Int[np.ndarray, " k"]
+    store: Store, layer: LayerInfo, name: str, view: StoreView, entries: Int[np.ndarray, " k"]
 ) -> Float[Tensor, " k"]:
-    """What the slots of a layer add to some entries of one of its weights, counted over the flat parameter."""
+    """The sum over slots for single entries of a weight; ``entries`` are indices into the flattened parameter."""
     of_step = coefficients(store, name, view.horizon).of_step
-    rows, columns = (torch.from_numpy(each) for each in piece_slices(layer, name, which))
-    total = torch.zeros(len(which), dtype=torch.float64)
+    rows, columns = (torch.from_numpy(indices) for indices in piece_slices(layer, name, entries))
+    matrix, total = LayerMatrix(layer), torch.zeros(len(entries), dtype=torch.float64)
     for slots in stream(store, layer.name, view, errors=True):
         assert slots.errors is not None
         value = slots.values(of_step).double()
         if slots.block.key_scale is not None:
             value = value * slots.block.key_scale
         e = slots.errors[:, rows].double() * value.unsqueeze(1)
-        x = (slots.keys == columns).double() if layer.indexed else slots.keys[:, columns].double()
+        x = matrix.key_columns(slots.keys, columns)
         total += (e * x).sum(0)
     return total

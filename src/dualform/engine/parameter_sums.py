@@ -1,7 +1,7 @@
-r"""Sums over slots that need no query: weights, biases, their projections and entries, whole or by group.
+r"""Sums over slots that need no query: weights, biases and projections of them, in total or by group.
 
-All of them are :math:`\sum_t c_t\, e_t\, f(k_t)^\top` for some features f of the key: the key itself (a weight), 1 (a
-bias), a few random projections of it (a certificate that costs one pass). They are added up in float64.
+All of them are :math:`\sum_t c_t\, e_t\, f(k_t)^\top` for features f of the key: the key itself (a weight), 1 (a bias),
+or a few random projections of the key (a certificate that costs one pass). They are added up in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Block, Store, matrix_columns, piece_of, split_by_parameter
+from dualform.store import Block, LayerMatrix, Store, matrix_columns, piece_of
 from dualform.types import LayerInfo
 
-from .scan import QUERY_ROWS, weights_of
+from .scan import QUERY_ROWS
 from .stream import DecodedSlots, StoreView, stream
 
 STRETCH = 512
-"""Slots that are added up in the precision they are computed in."""
+"""The number of slots that are added up in the computing precision before they are added in float64."""
 
-HELD = 64 << 20
-"""Bytes of slots that wait until there are enough of their group: a product of few slots costs as much as one of
+WAITING_BYTES = 64 << 20
+"""The most bytes of slots that wait for more slots of their group: a product of few slots costs as much as one of
 many."""
 
 
 @dataclass
 class ParameterSum:
-    """One such sum: what a layer's slots put into one of its parameters.
+    """A sum over the slots of a layer that rebuilds one of its parameters.
 
-    ``project`` (columns, f) turns the keys of a weight into features; None keeps them. ``group_of`` splits the sum into
-    ``groups``. The result is ``total`` (groups, d_out, f).
+    ``project`` (columns, f) maps the keys of a weight to features; None uses the keys themselves. ``group_of`` splits
+    the sum into ``groups``. The result is ``total`` (groups, d_out, f).
     """
 
     layer: LayerInfo
@@ -44,15 +44,17 @@ class ParameterSum:
     groups: int = 1
     total: Tensor = field(init=False, default_factory=lambda: torch.zeros(0))
     _waiting: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = field(init=False, default_factory=dict)
-    _held: int = field(init=False, default=0)
+    _waiting_bytes: int = field(init=False, default=0)
 
     def start(self) -> None:
-        """Make room for the result."""
+        """Allocate the result."""
         features = 1 if self.bias else self._size if self.project is None else self.project.shape[1]
-        self.total = torch.zeros(self.groups, features, self.layer.d_out, dtype=torch.float64)  # faster to fill so
+        self.total = torch.zeros(
+            self.groups, features, self.layer.d_out, dtype=torch.float64
+        )  # transposed: faster to add to
 
     def add(self, slots: DecodedSlots) -> None:
-        """Take a block."""
+        """Add the slots of a block."""
         assert slots.errors is not None
         value = slots.values(self.of_step, self.bias)
         if self._modules is not None:
@@ -70,41 +72,45 @@ class ParameterSum:
             return
         for name in np.unique(group):
             rows = torch.from_numpy(np.flatnonzero(group == name))
-            self._hold(int(name), slots.keys[rows], slots.errors[rows], value[rows])
-        if self._held > HELD:
-            self._release(list(self._waiting))
+            self._wait(int(name), slots.keys[rows], slots.errors[rows], value[rows])
+        if self._waiting_bytes > WAITING_BYTES:
+            self._add_waiting(list(self._waiting))
 
     def finish(self) -> None:
-        """Turn the result the right way."""
-        self._release(list(self._waiting))
+        """Add what still waits, and transpose the result to (groups, d_out, f)."""
+        self._add_waiting(list(self._waiting))
         self.total = self.total.mT
 
-    def _hold(
+    def _wait(
         self, group: int, keys: Float[Tensor, "m k"], errors: Float[Tensor, "m d"], value: Float[Tensor, "m 1"]
     ) -> None:
-        """Let some slots wait for others of their group."""
+        """Let slots wait for more slots of their group."""
         waiting = self._waiting.setdefault(group, [])
         waiting.append((keys, errors, value))
-        self._held += keys.nbytes + errors.nbytes
-        if sum(len(some) for some, _, _ in waiting) >= STRETCH:
-            self._release([group])
+        self._waiting_bytes += keys.nbytes + errors.nbytes
+        if sum(len(rows) for rows, _, _ in waiting) >= STRETCH:
+            self._add_waiting([group])
 
-    def _release(self, groups: Sequence[int]) -> None:
-        """Add up what waits."""
+    def _add_waiting(self, groups: Sequence[int]) -> None:
+        """Add the slots of these groups that wait."""
         for group in groups:
-            keys, errors, value = (torch.cat(each) for each in zip(*self._waiting.pop(group), strict=True))
-            self._held -= keys.nbytes + errors.nbytes
+            keys, errors, value = (torch.cat(tensors) for tensors in zip(*self._waiting.pop(group), strict=True))
+            self._waiting_bytes -= keys.nbytes + errors.nbytes
             self._add(group, keys, errors, value)
 
     def as_parameter(self, shape: Sequence[int]) -> Float[Tensor, "..."]:
-        """The result (without projection) in the parameter's shape: (groups, *shape)."""
+        """The result (without projection) in the shape of the parameter: (groups, *shape)."""
         return (
             self.total[..., 0] if self.bias else matrix_columns(piece_of(self.layer, self.parameter), self.total, shape)
         )
 
     @cached_property
+    def _matrix(self) -> LayerMatrix:
+        return LayerMatrix(self.layer)
+
+    @cached_property
     def bias(self) -> bool:
-        """Whether the parameter is a bias: its keys are 1."""
+        """Whether the parameter is a bias, whose keys are 1."""
         return self.parameter not in self.layer.weights
 
     @property
@@ -114,7 +120,7 @@ class ParameterSum:
 
     @cached_property
     def _modules(self) -> list[int] | None:
-        """The modules whose calls count, if not all: a bias belongs to its modules, a weight to all that share it."""
+        """The modules whose calls count; None if all do. A bias belongs to some modules, a weight to all of them."""
         modules = self.layer.modules
         users = [i for i, module in enumerate(modules) if not self.bias or self.parameter in module.biases]
         return None if len(users) == len(modules) else users
@@ -132,15 +138,15 @@ class ParameterSum:
             _add_product(total, self.project[keys[:, 0].long()] * value, errors)
         else:
             piece = piece_of(self.layer, self.parameter)
-            for k, e in split_by_parameter(self.layer):
-                features = keys[:, k][:, piece.begin : piece.end]
+            for k, e in self._matrix.piece_parts(piece):
+                features = keys[:, k]
                 if self.project is not None:
                     features = features @ self.project.to(keys.dtype)
                 _add_product(total[:, e], features * value, errors[:, e])
 
 
 def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], errors: Float[Tensor, "m d"]) -> None:
-    """Add the sum over m of their outer products: short stretches in the given precision, all of it in float64."""
+    """Add the sum over m of outer products: stretches of slots in the computing precision, their total in float64."""
     for f, e in zip(features.split(STRETCH), errors.split(STRETCH), strict=True):
         total += f.mT @ e
 
@@ -148,14 +154,14 @@ def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], er
 def parameter_sum(
     store: Store, layer: str, view: StoreView, sums: Sequence[ParameterSum], watch: OnProgress | None = None
 ) -> None:
-    """Fill several sums in one pass over a layer's slots."""
-    for each in sums:
-        each.start()
+    """Fill several sums in one pass over the slots of a layer."""
+    for term in sums:
+        term.start()
     for slots in stream(store, layer, view, errors=True, watch=watch):
-        for each in sums:
-            each.add(slots)
-    for each in sums:
-        each.finish()
+        for term in sums:
+            term.add(slots)
+    for term in sums:
+        term.finish()
 
 
 def dual_output(
@@ -166,13 +172,13 @@ def dual_output(
     of_step: Sequence[Float[np.ndarray, " T1"]],
     watch: OnProgress | None = None,
 ) -> Float[Tensor, "r d_out"]:
-    r"""What the slots themselves answer: :math:`\sum_t c_t\, e_t\,(k_t\cdot q)`,
-    attention weights first, values after.
+    r"""The part of a layer's output that comes from its slots: :math:`\sum_t c_t\, e_t\,(k_t\cdot q)`.
 
-    ``of_step`` are the coefficients of each piece of the layer. Large terms cancel here, in every layer anew, so all of
-    it is computed in float64.
+    Attention weights come first, values after. ``of_step`` are the coefficients of each piece of the layer. Large terms
+    cancel here, again in every layer, so everything is computed in float64.
     """
     info, _ = store.layer(layer)
+    matrix = LayerMatrix(info)
     queries = queries.double()
     total = torch.zeros(queries.shape[0], info.d_out, dtype=torch.float64)
     for slots in stream(store, layer, view, errors=True, watch=watch):
@@ -182,9 +188,8 @@ def dual_output(
             value = slots.values(of_piece).double().unsqueeze(1)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale.unsqueeze(1)
-            for k, e in split_by_parameter(info):
-                some = slice(k.start + piece.begin, k.start + piece.end) if not info.indexed else slice(0, 1)
+            for columns, e in matrix.piece_parts(piece):
                 values = errors[:, e] * value
                 for q, out in zip(queries.split(QUERY_ROWS), total.split(QUERY_ROWS), strict=True):
-                    out[:, e] += weights_of(info, q[:, some], keys[:, some]) @ values
+                    out[:, e] += matrix.weights(keys[:, columns], q[:, columns]) @ values
     return total

@@ -1,6 +1,7 @@
-"""Queries against a whole memory: one matrix product a block, reductions right behind it.
+"""Queries against a whole memory: one matrix product for each block, followed at once by the reductions.
 
-Nothing of size queries × slots is ever held: every reduction takes what it needs of some blocks before the next come.
+Nothing of size queries × slots is ever in memory: every reduction takes what it needs from the scores of some blocks
+before the next blocks are read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,25 +15,26 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Block, Store, split_by_parameter
+from dualform.store import Block, LayerMatrix, Store
 from dualform.types import LayerInfo, Score
 
 from .stream import DecodedSlots, StoreView, stream
 
 QUERY_ROWS = 1024
-"""Query rows that are multiplied with a block at a time."""
+"""The number of query rows that are multiplied with a block at a time."""
 
 ENTRIES = 1 << 21
-"""Scores that are held before they are reduced, if there are few queries: a reduction has a price of its own."""
+"""The number of scores that are collected before they are reduced, if there are few queries: a call of a reduction has
+a cost of its own."""
 
 
 @dataclass(frozen=True)
 class LayerQueries:
-    """What is asked of one layer.
+    """The queries for one layer.
 
     ``rows`` are the layer's inputs q, example by example, ``per_example`` rows each (tokens, or several calls);
-    ``directions`` the gradient u of the target with respect to the layer's output at each row. Scores of the rows of
-    one example are added: results have one line an example.
+    ``directions`` the gradient u of the target with respect to the layer's output at each row. The scores of the rows
+    of one example are added: results have one row for each example.
     """
 
     rows: Float[Tensor, "r d_in"]
@@ -43,7 +45,7 @@ class LayerQueries:
         return self.rows.shape[0] // self.per_example
 
     def split(self) -> Iterator["LayerQueries"]:
-        """The same queries, some examples at a time."""
+        """The same queries in batches of examples."""
         size = max(1, QUERY_ROWS // self.per_example) * self.per_example
         for begin in range(0, self.rows.shape[0], size):
             cut = slice(begin, begin + size)
@@ -54,21 +56,22 @@ class LayerQueries:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    r"""The scores of some examples for some slots that follow each other.
+    r"""The scores of examples for consecutive slots, valid until the next slots are scored.
 
     ``weight`` is :math:`\alpha = k\cdot q`, ``abs`` its absolute value, ``contribution`` :math:`c\,\alpha\,(e\cdot u)`.
-    ``first`` is the number of the first example, ``spare`` is room for the absolute values; all of it is only good
-    until the next slots come.
+    ``first`` is the number of the first example. ``weights`` are the scores α of each query row (None where only
+    contributions are computed), and ``spare`` is a buffer of the same shape for their absolute values.
     """
 
     first: int
     blocks: Sequence[Block]
-    raw: Float[Tensor, "r m"]
-    pull: Float[Tensor, "r m"] | None
-    spare: Float[Tensor, "r m"]
+    weights: Float[Tensor, "r m"] | None
+    effects: Float[Tensor, "r m"] | None
+    """The factors of α in the contributions, or the contributions themselves; None unless they are needed."""
+    spare: Float[Tensor, "r m"] | None
     per_example: int
-    whole: bool = False
-    """Whether ``pull`` is the contribution already, and not a factor of α."""
+    effects_include_weights: bool = False
+    """Whether ``effects`` are the contributions themselves."""
 
     def __getitem__(self, score: Score) -> Float[Tensor, "n m"]:
         return {"weight": self._weight, "abs": self._abs, "contribution": self._contribution}[score]()
@@ -76,29 +79,34 @@ class Scores:
     @cached_property
     def ids(self) -> Int[np.ndarray, " m"]:
         """The number of each slot in its layer."""
-        return self.of_blocks(lambda block: block.slots)
+        return self.by_slot(lambda block: block.slots)
 
-    def of_blocks(self, known: Callable[[Block], np.ndarray]) -> Shaped[np.ndarray, " m"]:
-        """Something that is known of each slot of a block, for all the slots here."""
-        return np.concatenate([known(block) for block in self.blocks])
+    def by_slot(self, values_of: Callable[[Block], np.ndarray]) -> Shaped[np.ndarray, " m"]:
+        """The values that a function of blocks gives, for all slots."""
+        return np.concatenate([values_of(block) for block in self.blocks])
 
     def _weight(self) -> Tensor:
-        return self._add(self.raw)
+        assert self.weights is not None, "a backward scan computes contributions only"
+        return self._add(self.weights)
 
     def _abs(self) -> Tensor:
         return self._absolute
 
     @cached_property
     def _absolute(self) -> Tensor:
-        return self._add(torch.abs(self.raw, out=self.spare))
+        assert self.weights is not None and self.spare is not None, "a backward scan computes contributions only"
+        return self._add(torch.abs(self.weights, out=self.spare))
 
     def _contribution(self) -> Tensor:
-        return self._pulled
+        return self._contributions
 
     @cached_property
-    def _pulled(self) -> Tensor:
-        assert self.pull is not None, "contributions need directions"
-        return self._add(self.pull if self.whole else self.raw * self.pull)
+    def _contributions(self) -> Tensor:
+        assert self.effects is not None, "contributions need directions"
+        if self.effects_include_weights:
+            return self._add(self.effects)
+        assert self.weights is not None
+        return self._add(self.weights * self.effects)
 
     def _add(self, scores: Float[Tensor, "r m"]) -> Float[Tensor, "n m"]:
         return scores if self.per_example == 1 else scores.unflatten(0, (-1, self.per_example)).sum(1)
@@ -106,15 +114,15 @@ class Scores:
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Something that is built up from one score, some slots at a time."""
+    """A result that is accumulated from one score, block by block."""
 
     @property
     def score(self) -> Score:
-        """The score it is built from."""
+        """The score that it uses."""
         ...
 
     def add(self, scores: Scores) -> None:
-        """Take the scores of some slots more."""
+        """Add the scores of more slots."""
         ...
 
 
@@ -122,94 +130,89 @@ def scan(
     store: Store, layer: str, view: StoreView, queries: LayerQueries, reductions: Sequence[Reduction], *,
     of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
 ) -> None:  # fmt: skip
-    """Show every slot of the view to every reduction. Contributions need ``of_step``, the coefficients of each piece
-    of the layer.
+    """Pass the scores of every visible slot to every reduction.
+
+    Contributions need ``of_step``, the coefficients of each piece of the layer.
     """
-    pulls = any(reduction.score == "contribution" for reduction in reductions)
+    contributions = any(reduction.score == "contribution" for reduction in reductions)
     parts = list(queries.split())
     rows = len(parts[0].rows)
     width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
-    room = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if pulls else None)
-    for slots in stream(store, layer, view, errors=pulls, watch=watch):
-        if not room.fits(slots):
-            room.reduce(parts[0], 0, reductions)
+    buffer = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if contributions else None)
+    for slots in stream(store, layer, view, errors=contributions, watch=watch):
+        if not buffer.fits(slots):
+            buffer.reduce(parts[0], 0, reductions)
         first = 0
         for part in parts:
-            room.take(slots, part)
+            buffer.add(slots, part)
             if len(parts) > 1:
-                room.reduce(part, first, reductions)
+                buffer.reduce(part, first, reductions)
             first += len(part)
-    room.reduce(parts[0], 0, reductions)
-
-
-def weights_of(
-    layer: LayerInfo, rows: Float[Tensor, "r k"], keys: Float[Tensor, "m k"], out: Float[Tensor, "r m"] | None = None
-) -> Float[Tensor, "r m"]:
-    r"""The attention weights :math:`\alpha = k \cdot q`; of one-hot keys 1 where the index is the same."""
-    if not layer.indexed:
-        return torch.mm(rows, keys.mT, out=out)
-    same = (rows == keys.mT).to(rows.dtype)
-    return same if out is None else out.copy_(same)
+    buffer.reduce(parts[0], 0, reductions)
 
 
 class ScanBuffer:
-    """Where products with blocks lie side by side until there are enough of them to be worth a reduction.
+    """Collects the products of queries with several blocks until there are enough of them for a reduction.
 
-    ``of_step`` are the coefficients of the layer's pieces if contributions are asked for.
+    ``of_step`` are the coefficients of the layer's pieces, if contributions are needed.
     """
 
     def __init__(
         self, layer: LayerInfo, rows: int, width: int, dtype: torch.dtype, of_step: Sequence[np.ndarray] | None
     ) -> None:
-        self.layer = layer
-        self.raw = torch.empty(rows, width, dtype=dtype)
-        self.spare = torch.empty_like(self.raw)
-        self.pull = None if of_step is None else torch.empty_like(self.raw)
+        self.layer, self.matrix = layer, LayerMatrix(layer)
+        self.weights = torch.empty(rows, width, dtype=dtype)
+        self.spare = torch.empty_like(self.weights)
+        self.effects = None if of_step is None else torch.empty_like(self.weights)
         self.of_step = of_step
         self.blocks: list[Block] = []
         self.used = 0
 
     def fits(self, slots: DecodedSlots) -> bool:
-        """Whether there is room for these slots too."""
-        return self.used + len(slots.ids) <= self.raw.shape[1]
+        """Whether these slots still fit."""
+        return self.used + len(slots.ids) <= self.weights.shape[1]
 
-    def take(self, slots: DecodedSlots, queries: LayerQueries) -> None:
-        """Multiply some slots with the queries."""
-        place = slice(self.used, self.used + len(slots.ids))
-        raw = self.raw[: len(queries.rows), place]
-        weights_of(self.layer, queries.rows, slots.keys, raw)
+    def add(self, slots: DecodedSlots, queries: LayerQueries) -> None:
+        """Multiply slots with the queries."""
+        columns = slice(self.used, self.used + len(slots.ids))
+        weights = self.weights[: len(queries.rows), columns]
+        self.matrix.weights(slots.keys, queries.rows, weights)
         if slots.block.key_scale is not None:
-            raw *= slots.block.key_scale
-        if self.pull is not None:
+            weights *= slots.block.key_scale
+        if self.effects is not None:
             assert queries.directions is not None and slots.errors is not None and self.of_step is not None
-            pull = self.pull[: len(queries.rows), place]
-            self._pull(slots, queries.rows, queries.directions, pull)
+            self._compute_effects(slots, queries.rows, queries.directions, self.effects[: len(queries.rows), columns])
         self.blocks.append(slots.block)
-        self.used = place.stop
+        self.used = columns.stop
 
-    def _pull(self, slots: DecodedSlots, rows: Tensor, directions: Tensor, pull: Float[Tensor, "r m"]) -> None:
-        """What each slot contributes to the target, where several pieces or parts of the layer are added up."""
+    def _compute_effects(
+        self, slots: DecodedSlots, rows: Tensor, directions: Tensor, out: Float[Tensor, "r m"]
+    ) -> None:  # fmt: skip
+        """The effect of each slot on the target: whole contributions if the layer has several pieces or parts."""
         assert slots.errors is not None and self.of_step is not None
         if len(self.of_step) == 1 and self.layer.parts == 1:
-            torch.mm(directions, slots.errors.mT, out=pull).mul_(slots.values(self.of_step[0]))
+            torch.mm(directions, slots.errors.mT, out=out).mul_(slots.values(self.of_step[0]))
             return
-        pull.zero_()
+        out.zero_()
         for piece, of_piece in zip(self.layer.pieces, self.of_step, strict=True):
             value = slots.values(of_piece)
             if slots.block.key_scale is not None:
                 value = value * slots.block.key_scale
-            for k, e in split_by_parameter(self.layer):
-                some = slice(k.start + piece.begin, k.start + piece.end)
-                pull += (rows[:, some] @ slots.keys[:, some].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
+            for columns, e in self.matrix.piece_parts(piece):
+                out += (
+                    (rows[:, columns] @ slots.keys[:, columns].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
+                )
 
     def reduce(self, queries: LayerQueries, first: int, reductions: Sequence[Reduction]) -> None:
-        """Show what is here to the reductions, and make room."""
+        """Pass the collected scores to the reductions, and clear the buffer."""
         if not self.used:
             return
-        here = (slice(len(queries.rows)), slice(self.used))
-        pull = None if self.pull is None else self.pull[here]
-        whole = len(self.of_step or ()) > 1 or self.layer.parts > 1
-        scores = Scores(first, self.blocks, self.raw[here], pull, self.spare[here], queries.per_example, whole)
+        used = (slice(len(queries.rows)), slice(self.used))
+        effects = None if self.effects is None else self.effects[used]
+        include_weights = len(self.of_step or ()) > 1 or self.layer.parts > 1
+        scores = Scores(
+            first, self.blocks, self.weights[used], effects, self.spare[used], queries.per_example, include_weights
+        )
         for reduction in reductions:
             reduction.add(scores)
         self.blocks, self.used = [], 0

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.engine import (
-    ParameterSplit,
     initial_part,
     key_sums,
     split_by_group,
@@ -17,8 +16,8 @@ from dualform.engine import (
 )
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
-from dualform.store import Store, assemble_matrix
-from dualform.types import LayerInfo
+from dualform.store import KeySumsKey, SplitKey, Store, assemble_matrix
+from dualform.types import LayerInfo, ParameterSplit
 
 from .answers import Groups
 from .groups import GroupAndPosition, GroupOfSlot, group_slots
@@ -99,8 +98,8 @@ def sums_of_weights(question: Question, groups: GroupOfSlot, watch: OnProgress |
     positive = question.info.indexed or bool((queries.rows >= 0).all())
     if not sums_fit_in_memory(store, layer, len(groups.names)) or not (signed or positive):
         return None
-    sums = store.cache(
-        ("keys", layer, column, groups.names, view.key, signed),
+    sums = store.cache.key_sums(
+        KeySumsKey(layer, column, groups.names, view.key, signed),
         lambda: key_sums(store, layer, view, groups, len(groups.names), signed=signed, watch=watch),
     )
     return None if sums is None else summed_weights(queries, sums, indexed=question.info.indexed)
@@ -123,7 +122,7 @@ def initial_weight(question: Question, name: str, groups: GroupOfSlot) -> Float[
     store, view = question.store, question.view
     if store.parameters[name].by_slots and not store.is_preconditioned(name):
         return initial_part(store, name, view.horizon)
-    if _split_key(question, name, groups) not in store.cache and store.is_preconditioned(name):
+    if _split_key(question, name, groups) not in store.cache.splits and store.is_preconditioned(name):
         groups = group_slots(store, [], None)  # the initial part is the same for all groups
     return kept_split(question, [name], groups)[name].initial
 
@@ -136,8 +135,8 @@ def bias_parts(question: Question, bias: str, groups: GroupOfSlot) -> ParameterS
     return kept_split(question, [bias], groups)[bias]
 
 
-def _split_key(question: Question, name: str, groups: GroupOfSlot) -> tuple:
-    return "split", name, groups.column, groups.names, question.view.key
+def _split_key(question: Question, name: str, groups: GroupOfSlot) -> SplitKey:
+    return SplitKey(name, groups.column, groups.names, question.view.key)
 
 
 def kept_split(
@@ -152,10 +151,10 @@ def kept_split(
             f"{len(groups.names):,} groups of '{groups.column}' are too many for the parts of {list(names)[:3]} "
             f"({size / 2**30:.1f} GiB). Choose a coarser column."
         )
-    missing = [name for name, key in keys.items() if key not in store.cache]
+    missing = [name for name, key in keys.items() if key not in store.cache.splits]
     split = partial(split_by_group, store, view, group_of=groups, groups=len(groups.names), watch=watch)
     new = split(names=missing)
     return {
-        name: store.cache(key, lambda name=name: new.get(name) or split(names=[name])[name])
+        name: store.cache.splits(key, lambda name=name: new.get(name) or split(names=[name])[name])
         for name, key in keys.items()
     }

@@ -93,7 +93,7 @@ def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarra
         raise UnknownColumn(
             f"no column '{column}' among the visits: there are {store.visits.column_names}. Note it while recording."
         )
-    return store.cache(("groups", column), lambda: _encode(store.visits, column))
+    return store.cache.column_groups(column, lambda: _encode(store.visits, column))
 
 
 def groups_from_values(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.engine import TopSlots, coefficients
-from dualform.store import Store, split_by_parameter
+from dualform.store import LayerMatrix, Store
 
 from .answers import Hits
 from .query import Question, is_preconditioned
@@ -22,14 +22,21 @@ def hits_of(question: Question, best: TopSlots) -> Hits:
     flat = slots.reshape(-1)
     weight, contribution = weigh_slots(question, slots)
     if question.score == "contribution":
-        contribution = best.found[:, : slots.shape[1]].to(weight.dtype)
+        contribution = best.scores[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = visit_columns(question.store, visits)
     return Hits(
-        question.module.name, question.score, question.target, _by_query(slots, n),
-        _by_query(calls.step[calls.of(flat)], n), _by_query(calls.positions_of(flat), n), _by_query(visits, n), weight,
-        contribution, columns,
-    )  # fmt: skip
+        question.module.name,
+        question.score,
+        question.target,
+        _by_query(slots, n),
+        _by_query(calls.step[calls.calls_of(flat)], n),
+        _by_query(calls.positions_of(flat), n),
+        _by_query(visits, n),
+        weight,
+        contribution,
+        columns,
+    )
 
 
 def visit_columns(store: Store, visits: Int[np.ndarray, " m"]) -> pa.Table:
@@ -58,15 +65,14 @@ def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Floa
     if not explained or queries.directions is None or is_preconditioned(store, info):
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
-    step, factor = calls.step[calls.of(flat)], calls.factor[calls.of(flat)]
+    step, factor = calls.step[calls.calls_of(flat)], calls.factor[calls.calls_of(flat)]
     errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
     directions = queries.directions.unflatten(0, (n, -1))
     total = torch.zeros(n, k, dtype=weight.dtype)
     for piece in info.pieces:
         of_step = coefficients(store, piece.parameter, question.view.horizon).of_step
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
-        for a, e in split_by_parameter(info):
-            inputs = slice(a.start + piece.begin, a.start + piece.end)
+        for inputs, e in LayerMatrix(info).piece_parts(piece):
             alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., inputs], keys[..., inputs])
             pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
             total += (alpha * pull).sum(1) * value

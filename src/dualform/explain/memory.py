@@ -183,7 +183,7 @@ class Memory:
         """The weights that the memory holds: all but large frozen ones."""
         self._require_explained_weights()
         self._require_whole_network()
-        return self.store.cache(("weights", self.view.key), lambda: network(self.store, self.view, progress))
+        return self.store.cache.weights(self.view.key, lambda: network(self.store, self.view, progress))
 
     def parameter(self, name: str) -> Tensor:
         """One parameter in float64, rebuilt from the slots (or from its snapshot)."""

@@ -1,7 +1,7 @@
 """Slots to disk and back. The format is described at the top of ``manifest.py``."""
 
+from .answer_caches import CoefficientsKey, KeySumsKey, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
-from .cache import AnswerCache
 from .fingerprint_table import entry_sample, entry_samples_at, sampled_entries
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
 from .format import (
@@ -12,6 +12,7 @@ from .format import (
     EncodedRows,
     EncodingWorkspace,
     EntrySample,
+    LayerMatrix,
     LedgerEntry,
     LedgerState,
     Manifest,
@@ -23,13 +24,11 @@ from .format import (
     bytes_a_row,
     encode,
     encode_into,
-    gradient_from,
     matrix_columns,
     parameter_columns,
     piece_of,
     piece_slices,
     read_manifest,
-    split_by_parameter,
     square_of,
     write_tensors,
 )
@@ -47,15 +46,19 @@ __all__ = [
     "PAGE",
     "SIGN",
     "STORED",
-    "AnswerCache",
     "Block",
     "CallRow",
     "CallTable",
+    "CoefficientsKey",
     "EncodedRows",
     "EncodingWorkspace",
     "EntrySample",
     "FileEntry",
+    "KeySumsKey",
+    "LayerMatrix",
     "LedgerEntry",
+    "LedgerKey",
+    "LedgerParts",
     "LedgerState",
     "Manifest",
     "ParameterStep",
@@ -65,7 +68,9 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "SlotArena",
+    "SplitKey",
     "Store",
+    "ViewKey",
     "all_finite",
     "assemble_matrix",
     "bytes_a_row",
@@ -73,7 +78,6 @@ __all__ = [
     "encode_into",
     "entry_sample",
     "entry_samples_at",
-    "gradient_from",
     "load_manifest",
     "lock_folder",
     "matrix_columns",
@@ -87,7 +91,6 @@ __all__ = [
     "remove_unlisted",
     "require_own_folder",
     "sampled_entries",
-    "split_by_parameter",
     "square_of",
     "truncate_shard",
     "verify",

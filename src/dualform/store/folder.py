@@ -1,4 +1,4 @@
-"""The folder of a memory, and which files in it are ours: nothing else is ever removed or written over."""
+"""The folder of a memory, and which files in it belong to dualform: no other file is ever removed or overwritten."""
 
 import re
 from contextlib import suppress
@@ -12,15 +12,21 @@ from .format import FORMAT, NAME, Manifest
 from .rank_folders import RANKS, load_manifest
 
 INIT = "init.safetensors"
-PARTS = ("shards", "calls", "visits", "steps", "snapshots", "ledger")
+SUBFOLDERS = ("shards", "calls", "visits", "steps", "snapshots", "ledger")
 SIGN = f"#{FORMAT}"
-"""The name of an empty tensor at the head of the first file, which is there before the manifest and goes after it."""
+"""The name of an empty tensor in the header of ``init.safetensors``.
 
-_OURS = re.compile(r"\d{6,}\.(safetensors|parquet)(\.partial)?")
+That file is written before the manifest and removed after it, so the folder is recognised even without a manifest.
+"""
+
+_FILE_NAME = re.compile(r"\d{6,}\.(safetensors|parquet)(\.partial)?")
 
 
 def require_own_folder(folder: Path) -> None:
-    """See that a memory may be made here: the folder is new, holds one, or holds nothing that has our names."""
+    """Raise an error unless a memory may be created here.
+
+    The folder must be new, hold a memory, or hold no file with a name that dualform would write.
+    """
     if not folder.exists():
         return
     if not folder.is_dir() or (folder / NAME).exists():
@@ -29,61 +35,65 @@ def require_own_folder(folder: Path) -> None:
         except FormatVersionError:
             return
         except CorruptMemory:
-            if not _signed(folder):
+            if not _has_sign(folder):
                 raise
-    elif not _signed(folder):
-        taken = [file for file in (folder / INIT, *_files(folder)) if file.exists()]
-        if taken:
+    elif not _has_sign(folder):
+        clashes = [file for file in (folder / INIT, *_dualform_files(folder)) if file.exists()]
+        if clashes:
             raise NotAMemory(
-                f"{taken[0]} has the name of a file of a memory, but {folder} is not a dualform memory. Choose another "
-                "path, so that nothing is written over."
+                f"{clashes[0]} has the name of a file of a memory, but {folder} is not a dualform memory. Choose "
+                "another path, so that nothing is overwritten."
             )
 
 
 def lock_folder(folder: Path) -> FileLock:
-    """Make the folder if need be, and hold it alone until the lock is released."""
+    """Create the folder if necessary, and lock it until the lock is released."""
     lock = FileLock(str(folder / ".lock"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise MemoryLocked(
-            f"another recording is writing to {folder}. Wait for it to end, or choose another path."
+            f"another recording is writing to {folder}. Wait until it ends, or choose another path."
         ) from None
     except OSError as error:
         raise WriteError(
-            f"cannot use the folder {folder}: the system said: {error.strerror or error}. Choose another path."
+            f"cannot use the folder {folder}: the operating system reports: {error.strerror or error}. "
+            "Choose another path."
         ) from error
     return lock
 
 
 def remove_memory(folder: Path) -> None:
-    """Remove the files of a memory: the manifest first, so that it is whole or gone; what it is known by last."""
+    """Remove the files of a memory.
+
+    The manifest goes first, so that the memory is complete or gone; the file by which it is recognised goes last.
+    """
     (folder / NAME).unlink(missing_ok=True)
-    for part in sorted((folder / RANKS).glob("[0-9]" * 4)):
-        remove_memory(part)
-    for file in _files(folder):
+    for rank in sorted((folder / RANKS).glob("[0-9]" * 4)):
+        remove_memory(rank)
+    for file in _dualform_files(folder):
         file.unlink()
     (folder / INIT).unlink(missing_ok=True)
 
 
 def remove_unlisted(folder: Path, manifest: Manifest) -> None:
-    """Remove what the manifest of a memory does not list: of steps that were dropped, or half written."""
+    """Remove the files that the manifest does not list: those of dropped steps, and half-written ones."""
     listed = {folder / name for shard in manifest.shards for name in shard.files}
     listed |= {folder / entry.name for entry in manifest.ledgers}
-    for file in _files(folder):
+    for file in _dualform_files(folder):
         if file not in listed:
             file.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files with names as we give them."""
-    inside = [file for part in PARTS for file in sorted((folder / part).glob("*"))]
-    return [file for file in inside if _OURS.fullmatch(file.name) and file.is_file()]
+def _dualform_files(folder: Path) -> list[Path]:
+    """The files whose names have the form that dualform writes."""
+    files = [file for subfolder in SUBFOLDERS for file in sorted((folder / subfolder).glob("*"))]
+    return [file for file in files if _FILE_NAME.fullmatch(file.name) and file.is_file()]
 
 
-def _signed(folder: Path) -> bool:
-    """Whether the first file of a memory is there, and ours."""
+def _has_sign(folder: Path) -> bool:
+    """Whether ``init.safetensors`` is there and was written by dualform."""
     with suppress(OSError), open(folder / INIT, "rb") as file:
         return f'{{"{SIGN}"'.encode() in file.read(64)
     return False

@@ -1,4 +1,4 @@
-"""Out of inference mode: its tensors are of no use outside of it, so nothing that is kept may be made in it."""
+"""Leaving inference mode: its tensors cannot be used outside of it, so cached tensors must not be created in it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Leave inference mode for a while, if the user is in it; gradients stay off unless they are asked for."""
+    """Leave inference mode inside the ``with`` block, if it is on; gradients stay disabled then."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             yield

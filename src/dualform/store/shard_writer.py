@@ -1,4 +1,4 @@
-"""Steps on their way to the disk: collected into shards, written behind the training loop's back."""
+"""Writing to disk: complete steps are collected into shards, and a thread writes them while training goes on."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,16 +36,16 @@ from .io import FileEntry, write_parquet
 
 @dataclass
 class PendingShard:
-    """The shard that is being filled: complete steps only."""
+    """A shard that is being filled, with complete steps only."""
 
     number: int
     first: int
     last: int = 0
     calls: list[CallRow] = field(default_factory=list)
     slots: Mapping[str, Sequence[tuple[EncodedRows, EncodedRows | None]]] = field(default_factory=dict)
-    """The keys and errors of each layer, in the order of its calls, in as few pieces as they lie in memory."""
+    """The keys and errors of each layer, in the order of its calls, as few contiguous pieces of memory."""
     visits: list[Mapping[str, Any]] = field(default_factory=list)
-    """Columns of equal length, one mapping a batch."""
+    """One mapping of columns for each batch; all columns of a batch have the same length."""
     steps: list[tuple[int, ParameterStep]] = field(default_factory=list)
     snapshots: dict[str, Tensor] = field(default_factory=dict)
     kept: int = 0
@@ -53,21 +53,21 @@ class PendingShard:
     marks: tuple[Mark, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] | None = None
-    """How exactly the memory explains each parameter after the last step (anything with an error and a floor); None
-    where the weights of that step are not at hand."""
+    """How exactly the memory explains each parameter after the last step (objects with an error and a floor); None
+    if the weights of that step are not available."""
     ledger: LedgerState | None = None
-    """The ledger as it stands after the last step, if it is to be kept."""
+    """The ledger after the last step, if it is to be stored."""
     replaces: bool = False
-    """Whether it takes the place of all shards before it: a ledger alone does not grow with the steps."""
+    """Whether it replaces all shards before it: a memory that holds only a ledger does not grow with the steps."""
     revised: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the manifest that are no longer as they were when recording began."""
+    """Fields of the manifest that have changed since recording began."""
     at_end: Callable[[], None] = lambda: None
-    """Called when nobody needs the memory of its slots any more."""
+    """Called when the buffers of its slots are no longer needed."""
     done: threading.Event = field(default_factory=threading.Event)
-    """Set when it is on the disk, or will never be."""
+    """Set when it is on disk, or when writing has failed for good."""
 
     def keep(self, snapshots: Mapping[str, Tensor]) -> None:
-        """Take tensors that are kept whole."""
+        """Add tensors that are stored whole."""
         self.snapshots.update(snapshots)
         self.kept += sum(t.numel() * t.element_size() for t in snapshots.values())
 
@@ -75,9 +75,9 @@ class PendingShard:
 class ShardWriter:
     """Writes shards in a thread of its own.
 
-    Who hands over waits for room first, so that memory does not grow where a loop is faster than the disk. What goes
-    wrong in the thread is raised in the loop, at its next call here. A shard may be handed over again by who does not
-    know whether it was: it is written once.
+    The caller waits for the previous shard before it passes the next one, so that memory use does not grow when
+    training is faster than the disk. An error in the thread is raised in the training loop, at the next call of a
+    method here. After an interrupt a caller may pass the same shard a second time: it is written only once.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -89,7 +89,7 @@ class ShardWriter:
         self._thread.start()
 
     def put(self, shard: PendingShard) -> None:
-        """Hand over a shard. Its slots must stay where they are until its end."""
+        """Queue a shard. The buffers of its slots must not be reused before ``at_end`` is called."""
         self._raise()
         if not self.has(shard):
             self._refuse_gap(shard)
@@ -98,38 +98,38 @@ class ShardWriter:
             self._queue.put(shard)
 
     def has(self, shard: PendingShard) -> bool:
-        """Whether a shard has been handed over."""
+        """Whether a shard has been queued before."""
         return self._last is not None and shard.number <= self._last.number
 
     def wait_for_room(self) -> None:
-        """Come back when the shard before is out of the way: on disk, or it never will be."""
+        """Wait until the previous shard is on disk, or has failed for good."""
         if self._last is not None:
             self._last.done.wait()
 
     def has_room(self, within: float) -> bool:
-        """Whether the shard before is out of the way, now or within so many seconds."""
+        """Whether the previous shard is finished, after waiting at most ``within`` seconds."""
         return self._last is None or self._last.done.wait(within)
 
     def wait(self) -> None:
-        """Come back when everything handed over is on disk and listed in the manifest."""
+        """Wait until every queued shard is on disk and listed in the manifest."""
         self.wait_for_room()
         self._raise()
 
-    def certify(self, found: Mapping[str, Any]) -> None:
-        """Add to the certificate, when all else is on disk: anything with an error and a floor."""
-        kept = self.manifest.certificate
-        assert kept is not None
-        lines = {**kept["parameters"], **certificate_lines(found)}
-        self.manifest = replace(self.manifest, certificate={**kept, "parameters": lines})
+    def certify(self, agreements: Mapping[str, Any]) -> None:
+        """Add parameters to the certificate (objects with an error and a floor), when all shards are on disk."""
+        certificate = self.manifest.certificate
+        assert certificate is not None
+        lines = {**certificate["parameters"], **certificate_lines(agreements)}
+        self.manifest = replace(self.manifest, certificate={**certificate, "parameters": lines})
         self.manifest.save(self.folder)
 
     def end(self, ended: Ended) -> None:
-        """Say how the recording ended, when all else is on disk."""
+        """Store how the recording ended, when all shards are on disk."""
         self.manifest = replace(self.manifest, ended=ended)
         self.manifest.save(self.folder)
 
     def stop(self, wait: bool = True) -> None:
-        """Finish what was handed over and end the thread; without waiting for that if the disk may hang."""
+        """Let the thread write what is queued and end; ``wait=False`` returns at once, for a disk that may hang."""
         self._queue.put(None)
         if wait:
             self._thread.join()
@@ -139,19 +139,22 @@ class ShardWriter:
             raise self._error
 
     def _refuse_gap(self, shard: PendingShard) -> None:
-        """Steps follow one another; only what is kept at the end may belong to a step that is there already."""
+        """Raise an error unless the shard begins at the next step.
+
+        Snapshots taken at the end may belong to the last step again.
+        """
         end = self.manifest.steps if self._last is None else self._last.last
         if shard.first != end + 1 and not (shard.first == shard.last == end and not shard.calls):
             raise RecordError(
                 f"a shard with the steps {shard.first} to {shard.last} cannot follow step {end}: steps between them "
-                f"are missing, or there twice. The memory stands at step {end}. Record anew, or resume from there."
+                f"are missing or duplicated. The memory ends at step {end}. Record again, or resume from there."
             )
 
     def _run(self) -> None:
-        _step_back()
+        _lower_priority()
         while (shard := self._queue.get()) is not None:
             if shard.done.is_set():
-                continue  # it came a second time
+                continue  # it was queued a second time
             try:
                 if self._error is None:
                     self._write(shard)
@@ -176,15 +179,15 @@ class ShardWriter:
             remove_unlisted(self.folder, self.manifest)
 
 
-def _step_back() -> None:
-    """Let the training loop go first: on Linux a thread has a priority of its own."""
+def _lower_priority() -> None:
+    """Give the training loop precedence: on Linux a thread has a priority of its own."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def write_tables(folder: Path, shard: PendingShard) -> dict[str, FileEntry]:
-    """Write all of a shard but its slots."""
+    """Write the snapshots and tables of a shard, but not its slots."""
     files = {}
     if shard.snapshots:
         name = f"snapshots/{shard.number:06d}.safetensors"
@@ -201,16 +204,17 @@ def write_tables(folder: Path, shard: PendingShard) -> dict[str, FileEntry]:
 def with_shard(
     manifest: Manifest, shard: PendingShard, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
 ) -> Manifest:
-    """The manifest that lists a shard too."""
+    """The manifest with one more shard."""
     manifest = replace(manifest, **shard.revised)
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows
-    known = shard.certificate
-    certificate = None if known is None else {"step": shard.last, "parameters": certificate_lines(known)}
+    certificate = None
+    if shard.certificate is not None:
+        certificate = {"step": shard.last, "parameters": certificate_lines(shard.certificate)}
     visits = sum(len(columns["visit"]) for columns in shard.visits)
-    older = [each for each in manifest.ledgers if each.step < shard.last]
-    before = _before(manifest, older[-1:]) if shard.replaces else manifest.shards
+    older = [entry for entry in manifest.ledgers if entry.step < shard.last]
+    before = _still_needed_shards(manifest, older[-1:]) if shard.replaces else manifest.shards
     first = min(before[-1].last + 1 if before else 1, shard.last) if shard.replaces else shard.first
     entry = Shard(shard.number, first, shard.last, visits, slots, files)
     return replace(
@@ -223,30 +227,32 @@ def with_shard(
     )
 
 
-def _before(manifest: Manifest, ledgers: Sequence[LedgerEntry]) -> tuple[Shard, ...]:
-    """The shards of a ledger alone that are still needed: what was kept whole with the ledger before the last."""
-    kept = [shard for shard in manifest.shards if ledgers and shard.last >= ledgers[0].step]
-    return (replace(kept[0], first=1), *kept[1:]) if kept else ()
+def _still_needed_shards(manifest: Manifest, ledgers: Sequence[LedgerEntry]) -> tuple[Shard, ...]:
+    """The shards that a memory of only a ledger still needs: the snapshots beside the previous ledger."""
+    shards = [shard for shard in manifest.shards if ledgers and shard.last >= ledgers[0].step]
+    return (replace(shards[0], first=1), *shards[1:]) if shards else ()
 
 
-def certificate_lines(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """What the manifest keeps of a certificate."""
-    return {name: {"error": each.error, "floor": each.floor} for name, each in found.items()}
+def certificate_lines(agreements: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The form of a certificate in the manifest."""
+    return {name: {"error": agreement.error, "floor": agreement.floor} for name, agreement in agreements.items()}
 
 
 def _slot_tensors(shard: PendingShard) -> dict[str, list[Tensor]]:
     tensors: dict[str, list[Tensor]] = {}
     for layer, pieces in shard.slots.items():
-        _put(tensors, layer, "key", [keys for keys, _ in pieces])
-        if errors := [found for _, found in pieces if found is not None]:
-            _put(tensors, layer, "error", errors)
+        _add_tensors(tensors, layer, "key", [keys for keys, _ in pieces])
+        if errors := [errors for _, errors in pieces if errors is not None]:
+            _add_tensors(tensors, layer, "error", errors)
     return tensors
 
 
-def _put(tensors: dict[str, list[Tensor]], layer: str, what: str, pieces: Sequence[EncodedRows]) -> None:
-    tensors[f"{layer}.{what}s"] = [piece.values for piece in pieces]
+def _add_tensors(
+    tensors: dict[str, list[Tensor]], layer: str, row_kind: Literal["key", "error"], pieces: Sequence[EncodedRows]
+) -> None:
+    tensors[f"{layer}.{row_kind}s"] = [piece.values for piece in pieces]
     if any(piece.exponents is not None for piece in pieces):
-        tensors[f"{layer}.{what}_exponents"] = [
+        tensors[f"{layer}.{row_kind}_exponents"] = [
             torch.zeros(piece.values.shape[0], dtype=torch.int16) if piece.exponents is None else piece.exponents
             for piece in pieces
         ]

@@ -1,4 +1,4 @@
-"""What the optimiser did to each parameter, step by step: the table of steps, sorted by parameter."""
+"""What the optimiser did to each parameter at each step: the table of steps, grouped by parameter."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from .format import SETTING
 
 
 class ParameterSteps(NamedTuple):
-    """The steps at which a parameter moved, their transitions and gradient scales, and the settings they read."""
+    """The steps that changed a parameter: their transitions, gradient scales and optimiser settings."""
 
     steps: Int[np.ndarray, " k"]
     transitions: Float[np.ndarray, "k 11"]
@@ -21,25 +21,25 @@ class ParameterSteps(NamedTuple):
     settings: Mapping[str, Float[np.ndarray, " k"]]
 
     def find(self, step: int) -> int | None:
-        """The place of a step; None if the parameter did not move."""
-        at = int(np.searchsorted(self.steps, step))
-        return at if at < len(self.steps) and self.steps[at] == step else None
+        """The index of a step; None if the step did not change the parameter."""
+        index = int(np.searchsorted(self.steps, step))
+        return index if index < len(self.steps) and self.steps[index] == step else None
 
-    def settings_at(self, at: int) -> dict[str, float]:
-        """The settings of a move."""
-        return {name: float(values[at]) for name, values in self.settings.items() if not np.isnan(values[at])}
+    def settings_at(self, index: int) -> dict[str, float]:
+        """The optimiser settings of the step with this index."""
+        return {name: float(values[index]) for name, values in self.settings.items() if not np.isnan(values[index])}
 
 
-NO_MOVES = ParameterSteps(np.zeros(0, np.int64), np.zeros((0, len(Transition._fields))), np.zeros(0), {})
+NO_STEPS = ParameterSteps(np.zeros(0, np.int64), np.zeros((0, len(Transition._fields))), np.zeros(0), {})
 
 
 class StepTable:
-    """The lines of each parameter."""
+    """The table of steps, with the lines of each parameter."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        names, which = np.unique(table["parameter"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
-        self._rows = {str(name): np.flatnonzero(which == i) for i, name in enumerate(names)}
+        names, name_ids = np.unique(table["parameter"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+        self._rows = {str(name): np.flatnonzero(name_ids == i) for i, name in enumerate(names)}
         self._steps, self._scale = table["step"].to_numpy(), table["scale"].to_numpy()
         self._transitions = np.stack([table[name].to_numpy() for name in Transition._fields], axis=1)
         self._settings = {
@@ -48,15 +48,16 @@ class StepTable:
             if name.startswith(SETTING)
         }
 
-    def moves(self, parameter: str) -> ParameterSteps:
-        """What happened to a parameter."""
+    def parameter_steps(self, parameter: str) -> ParameterSteps:
+        """The steps that changed a parameter."""
         rows = self._rows.get(parameter, np.zeros(0, np.int64))
         settings = {name: values[rows] for name, values in self._settings.items()}
         return ParameterSteps(self._steps[rows], self._transitions[rows], self._scale[rows], settings)
 
     def gradient_eps(self, parameter: str, step: int) -> float:
-        """The machine precision of a parameter's gradients up to ``step``, as the root of their mean square; 0 in a
-        memory that does not tell.
+        """The machine precision of a parameter's gradients up to ``step``, as a root mean square.
+
+        0 for a memory that did not store it.
         """
         if "gradient_eps" not in self._table.column_names:
             return 0.0
@@ -65,12 +66,13 @@ class StepTable:
         return float(np.sqrt(np.mean(eps**2))) if len(eps) else 0.0
 
     def sample(self, parameter: str, step: int) -> tuple[bytes, bytes] | None:
-        """The entries of a parameter and of the optimiser's state of it that were kept after ``step`` (or after the
-        last move before it).
+        """The sampled entries of a parameter and of its optimiser state after ``step``.
+
+        They were stored at the last step up to there that changed the parameter; None if there was none.
         """
         rows = self._rows.get(parameter, np.zeros(0, np.int64))
-        at = int(np.searchsorted(self._steps[rows], step, side="right")) - 1
-        if at < 0:
+        index = int(np.searchsorted(self._steps[rows], step, side="right")) - 1
+        if index < 0:
             return None
-        row = int(rows[at])
+        row = int(rows[index])
         return self._table["sample"][row].as_py(), self._table["state_sample"][row].as_py()

@@ -1,10 +1,10 @@
-"""The memory, read: tables of visits and steps, and the slots as a stream of blocks."""
+"""Reading a memory: its tables of visits and steps, its snapshots, and its slots as a stream of blocks."""
 
 import pickle
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,32 +16,34 @@ from dualform.errors import FrozenWeights, HorizonError, LayerNotFound, NoSteps,
 from dualform.rules import Rule, named_rules
 from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
+from .answer_caches import AnswerCaches
 from .blocks import Block, CallTable, join_blocks
-from .cache import AnswerCache
 from .format import COMPUTED, STORED, LedgerState, Manifest, Shard, add_parts, map_tensors, read_ledger, row_scale
 from .inference_mode import outside_inference_mode
 from .io import verify
 from .rank_folders import ledgers_by_rank, lines, load_manifest
 from .snapshots import Snapshots
-from .step_table import NO_MOVES, ParameterSteps, StepTable
+from .step_table import NO_STEPS, ParameterSteps, StepTable
 
 BLOCK_ROWS = 4096
 """The most rows of a block."""
 
+RowKind = Literal["key", "error"]
+
 DECODED = 4 << 20
-"""The most bytes of keys that are decoded at a time: they are still in the cache when they are multiplied."""
+"""The most bytes of keys that are decoded at a time: few enough that they are multiplied while in the CPU cache."""
 
 
 class Store:
-    """A memory on disk, opened for reading. Everything is read when it is first asked for.
+    """A memory on disk, opened for reading. Each part is read when it is first needed.
 
-    ``manifest`` says which of its shards count, if not all; ``rules`` are those that were taught.
+    ``manifest`` says which of its shards count, if not all; ``rules`` are rules that the user defined.
     """
 
     def __init__(self, path: str | Path, manifest: Manifest | None = None, rules: Iterable[Rule] = ()) -> None:
         self.path = Path(path)
-        self._taught = tuple(rules)
-        self.rules = named_rules(self._taught)
+        self._custom_rules = tuple(rules)
+        self.rules = named_rules(self._custom_rules)
         self.manifest = load_manifest(self.path) if manifest is None else manifest
         self._files = self.manifest.files
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
@@ -50,17 +52,17 @@ class Store:
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self._calls: dict[str, CallTable] = {}
-        self.cache = AnswerCache()
-        """What was computed from the memory and is worth keeping while it is open."""
+        self.cache = AnswerCaches()
+        """Answers that were computed from the memory, cached while it is open."""
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
-        """Opened again from its folder, with the shards that count here."""
-        for rule in self._taught:
+        """Pickle as the folder, the manifest and the rules: the copy opens the folder again."""
+        for rule in self._custom_rules:
             _require_picklable(rule, self.path)
-        return Store, (self.path.absolute(), self.manifest, self._taught)
+        return Store, (self.path.absolute(), self.manifest, self._custom_rules)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
-        """Itself: nothing changes it."""
+        """The store itself, since it is read-only."""
         return self
 
     @property
@@ -74,9 +76,9 @@ class Store:
         return self.manifest.steps
 
     def need_steps(self) -> None:
-        """Say so if there is nothing to ask."""
+        """Raise an error if the memory holds no complete step."""
         if not self.steps:
-            raise NoSteps(f"the memory at {self.path} holds no complete step: nothing was recorded before it ended.")
+            raise NoSteps(f"the memory at {self.path} holds no complete step: recording ended before the first one.")
 
     @cached_property
     def parameters(self) -> dict[str, ParameterInfo]:
@@ -84,7 +86,7 @@ class Store:
         return {parameter.name: parameter for parameter in self.manifest.parameters}
 
     def layer(self, name: str | int) -> tuple[LayerInfo, ModuleInfo]:
-        """The recorded map behind a layer's name, and the module of that name; 2 stands for "2" in a Sequential."""
+        """The recorded layer that holds the module of this name, and that module; 2 means "2" in a Sequential."""
         name = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
         for layer in self.manifest.layers:
             for module in layer.modules:
@@ -99,7 +101,7 @@ class Store:
 
     @cached_property
     def visits(self) -> pa.Table:
-        """One line a visit; line i is visit i."""
+        """One line for each visit; line i is visit i."""
         tables = self._tables("visits")
         if not tables and self.manifest.ledgers:
             return self._groups_as_visits
@@ -112,30 +114,30 @@ class Store:
 
     @property
     def _groups_as_visits(self) -> pa.Table:
-        """Of a ledger alone nothing is known but its groups: one line each."""
+        """One line for each group of the ledger, for a memory that holds only a ledger."""
         last = self.ledger_state(max(entry.step for entry in self.manifest.ledgers))
         numbers = pa.array(range(len(last.groups)), pa.int64())
-        ones = pa.array([1] * len(last.groups), pa.int64())
-        columns = {"visit": numbers, "step": ones, "row": numbers, last.column: pa.array(list(last.groups))}
+        first_steps = pa.array([1] * len(last.groups), pa.int64())
+        columns = {"visit": numbers, "step": first_steps, "row": numbers, last.column: pa.array(list(last.groups))}
         return pa.table(columns).append_column("visits", pa.array(list(last.visits), pa.int64()))
 
     def ledger_state(self, step: int, rank: int | None = None) -> LedgerState:
-        """The ledger as it stood after a step: all of it, or the part of one process."""
+        """The ledger after a step: summed over all processes, or the part of one."""
         entries = ledgers_by_rank(self.manifest.ledgers, step)
         if entries:
             names = [p.name for p in self.manifest.parameters if p.kind == "ledger"]
             first = {name: self.initial(name) for name in names}
-            some = entries.values() if rank is None else [entries[rank]]
-            return add_parts([read_ledger(self._tensors(entry.name), entry, first) for entry in some])
-        kept = sorted({entry.step for entry in self.manifest.ledgers})
+            selected = entries.values() if rank is None else [entries[rank]]
+            return add_parts([read_ledger(self._tensors(entry.name), entry, first) for entry in selected])
+        steps = sorted({entry.step for entry in self.manifest.ledgers})
         raise HorizonError(
-            f"the ledger of the memory at {self.path} was kept at the steps {kept} alone, not at step {step}. Ask for "
-            "one of these: memory.at(step)."
+            f"the memory at {self.path} holds its ledger at the steps {steps} only, not at step {step}. Ask for one "
+            "of these: memory.at(step)."
         )
 
     @cached_property
     def step_table(self) -> pa.Table:
-        """One line a step and parameter."""
+        """One line for each step and parameter."""
         self.need_steps()
         return pa.concat_tables(self._tables("steps"), promote_options="permissive")
 
@@ -144,38 +146,40 @@ class Store:
         return StepTable(self.step_table)
 
     def schedule(self, parameter: str) -> ParameterSteps:
-        """What the optimiser did to a parameter. Kept for the next question."""
-        return self.cache(("schedule", parameter), lambda: self._schedule.moves(parameter) if self.steps else NO_MOVES)
+        """The steps that changed a parameter (cached)."""
+        return self.cache.step_tables(
+            parameter, lambda: self._schedule.parameter_steps(parameter) if self.steps else NO_STEPS
+        )
 
     def gradient_eps(self, parameter: str, step: int) -> float:
-        """The machine precision in which the gradients of a parameter were computed up to a step."""
+        """The machine precision of the gradients of a parameter up to a step."""
         if self.parameters[parameter].kind == "ledger":
             entries = [entry for entry in self.manifest.ledgers if entry.step == step]
             return max((entry.gradient_eps.get(parameter, 0.0) for entry in entries), default=0.0)
         return self._schedule.gradient_eps(parameter, step) if self.steps else 0.0
 
     def rule(self, parameter: str) -> Rule | None:
-        """The rule that explains a parameter; None if there is none, or none is needed to read it."""
+        """The rule that explains a parameter; None if there is none, or if reading the parameter needs none."""
         name = self.parameters[parameter].rule
         rule = self.rules.get(name) if name else None
         if rule is None and self.schedule(parameter).transitions[:, 6:].any():
             raise UnsupportedOptimizer(
-                f"the memory at {self.path} was recorded under the rule '{name}' of '{parameter}', which is not known "
-                f"here. Give it again: dualform.open(path, rules=[Rule({name!r}, …)])."
+                f"the memory at {self.path} was recorded with the rule '{name}' for '{parameter}', which is not "
+                f"defined here. Pass it again: dualform.open(path, rules=[Rule({name!r}, …)])."
             )
         return rule
 
     def is_preconditioned(self, parameter: str) -> bool:
-        """Whether a rule with a preconditioner explains a parameter: no number tells what a slot counts for in it."""
+        """Whether a rule with a preconditioner explains a parameter, so that slots have no scalar coefficient in it."""
         rule = self.rule(parameter) if self.parameters[parameter].by_slots else None
         return rule is not None and rule.precondition is not None
 
     def sample(self, parameter: str, step: int) -> tuple[bytes, bytes] | None:
-        """The entries of a parameter and its buffer that were kept after ``step`` (or the last move before it)."""
+        """The sampled entries of a parameter and of its buffer after ``step``, or after the last change before it."""
         return self._schedule.sample(parameter, step) if self.steps else None
 
     def calls(self, layer: str) -> CallTable:
-        """The calls of a layer's map."""
+        """The table of the calls of a layer."""
         if layer not in self._calls:
             self._calls[layer] = self._read_calls(layer)
         return self._calls[layer]
@@ -203,18 +207,18 @@ class Store:
     # ---------------------------------------------------------------------------------------------- tensors
 
     def slots(self, layer: str) -> int:
-        """How many slots a layer has."""
+        """The number of slots of a layer."""
         return sum(shard.slots.get(layer, 0) for shard in self.manifest.shards)
 
     def block_rows(self, layer: str) -> int:
-        """The most rows that a block of a layer has."""
+        """The maximal number of rows in a block of a layer."""
         if self.compute == STORED[self.manifest.dtype]:
             return BLOCK_ROWS
         info, _ = self.layer(layer)
         return min(BLOCK_ROWS, max(64, DECODED // (info.key_size * self.compute.itemsize)))
 
     def blocks(self, layer: str, *, errors: bool, rows: int | None = None, upto: int | None = None) -> Iterator[Block]:
-        """The slots of a layer, in order, some ``rows`` at a time; ``upto`` ends with the shard of that step."""
+        """The slots of a layer in order, in blocks of at most ``rows``, up to the end of the shard of step ``upto``."""
         first = 0
         rows = self.block_rows(layer) if rows is None else rows
         for shard in self.manifest.shards:
@@ -225,60 +229,63 @@ class Store:
             if not count or later:
                 first += count
                 continue
-            size = -(-count // -(-count // rows))  # as few parts as possible, and equal ones
+            size = -(-count // -(-count // rows))  # as few blocks as possible, of equal size
             for begin in range(0, count, size):
                 yield self._block(shard, layer, first, begin, min(begin + size, count), errors)
             first += count
 
     def step_rows(self, layer: str, step: int) -> int:
-        """How many slots of a layer a step used."""
+        """The number of slots of a layer in a step."""
         return sum(end - begin for _, begin, end in self._slots_of_step(layer, step))
 
     def step_block(self, layer: str, step: int) -> Block | None:
-        """The slots of a layer that a step used, with their errors; None if there are none."""
-        found = []
-        for at, begin, end in self._slots_of_step(layer, step):
-            first = int(self._ends(layer)[at - 1]) if at else 0
-            found.append(self._block(self.manifest.shards[at], layer, first, begin - first, end - first, errors=True))
-        return join_blocks(found) if found else None
+        """The slots of a layer in a step, with their errors; None if there are none."""
+        blocks = []
+        for number, begin, end in self._slots_of_step(layer, step):
+            first = int(self._ends(layer)[number - 1]) if number else 0
+            blocks.append(
+                self._block(self.manifest.shards[number], layer, first, begin - first, end - first, errors=True)
+            )
+        return join_blocks(blocks) if blocks else None
 
     def _slots_of_step(self, layer: str, step: int) -> list[tuple[int, int, int]]:
-        """Where the slots of a step lie: in one shard of each process that had any. Its place, and from where to where
-        in the layer.
+        """Where the slots of a step lie: the number of a shard, and the first slot and the end in the layer.
+
+        There is one shard for each process that had slots in this step.
         """
-        calls, calls_of, found = self.calls(layer), self._first_calls(layer), []
-        for at in np.flatnonzero((self._stretches[0] <= step) & (step <= self._stretches[1])).tolist():
-            first, last = calls_of[at : at + 2]
+        calls, first_calls, ranges = self.calls(layer), self._first_calls(layer), []
+        for number in np.flatnonzero((self._step_ranges[0] <= step) & (step <= self._step_ranges[1])).tolist():
+            first, last = first_calls[number : number + 2]
             begin, end = first + np.searchsorted(calls.step[first:last], [step, step + 1])
             if begin < end:
-                found.append((at, int(calls.start[begin]), int(calls.start[end - 1] + calls.rows[end - 1])))
-        return found
+                ranges.append((number, int(calls.start[begin]), int(calls.start[end - 1] + calls.rows[end - 1])))
+        return ranges
 
     @cached_property
-    def _stretches(self) -> Int[np.ndarray, "2 s"]:
+    def _step_ranges(self) -> Int[np.ndarray, "2 s"]:
         """The first and the last step of each shard."""
         shards = self.manifest.shards
         return np.array([[shard.first for shard in shards], [shard.last for shard in shards]], np.int64)
 
     def _first_calls(self, layer: str) -> Int[np.ndarray, " s1"]:
         """The first call of each shard, and the number of all calls."""
-        return self.cache(
-            ("first calls", layer),
+        return self.cache.first_calls(
+            layer,
             lambda: np.searchsorted(self.calls(layer).start, np.append(0, self._ends(layer))),
         )
 
     def _ends(self, layer: str) -> Int[np.ndarray, " s"]:
-        """The number of slots of a layer up to each shard's end."""
-        return self.cache(
-            ("ends", layer), lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
+        """The number of slots of a layer up to the end of each shard."""
+        return self.cache.slot_ends(
+            layer, lambda: np.cumsum([shard.slots.get(layer, 0) for shard in self.manifest.shards])
         )
 
     def _block(self, shard: Shard, layer: str, first: int, begin: int, end: int, errors: bool) -> Block:
-        """Some slots of a shard, whose first is slot ``first`` of the layer."""
+        """Slots ``begin`` to ``end`` of a shard, whose first slot is slot ``first`` of the layer."""
         tensors, cut = self._shard_tensors(shard), slice(begin, end)
 
-        def scale(what: str) -> Tensor | None:
-            exponents = tensors.get(f"{layer}.{what}_exponents")
+        def scale(row_kind: RowKind) -> Tensor | None:
+            exponents = tensors.get(f"{layer}.{row_kind}_exponents")
             return None if exponents is None else row_scale(exponents[cut], self.compute)
 
         return Block(
@@ -291,21 +298,21 @@ class Store:
             layer=self.layer(layer)[0],
         )
 
-    def gather(self, layer: str, slots: Int[np.ndarray, " m"], what: str = "error") -> Float[Tensor, "m d"]:
-        """The errors (or keys) of the given slots."""
+    def gather(self, layer: str, slots: Int[np.ndarray, " m"], row_kind: RowKind = "error") -> Float[Tensor, "m d"]:
+        """The errors (or keys) of single slots."""
         ends = self._ends(layer)
         info, _ = self.layer(layer)
-        out = torch.empty(len(slots), info.d_out if what == "error" else info.key_size, dtype=self.compute)
-        which = np.searchsorted(ends, slots, side="right")
-        for i in np.unique(which):
+        out = torch.empty(len(slots), info.d_out if row_kind == "error" else info.key_size, dtype=self.compute)
+        shard_numbers = np.searchsorted(ends, slots, side="right")
+        for i in np.unique(shard_numbers):
             shard = self.manifest.shards[i]
-            here = np.flatnonzero(which == i)
-            local = torch.from_numpy(slots[here] - (ends[i - 1] if i else 0))
+            places = np.flatnonzero(shard_numbers == i)
+            local = torch.from_numpy(slots[places] - (ends[i - 1] if i else 0))
             tensors = self._shard_tensors(shard)
-            rows = tensors[f"{layer}.{what}s"][local].to(self.compute)
-            exponents = tensors.get(f"{layer}.{what}_exponents")
+            rows = tensors[f"{layer}.{row_kind}s"][local].to(self.compute)
+            exponents = tensors.get(f"{layer}.{row_kind}_exponents")
             scale = None if exponents is None else row_scale(exponents[local], self.compute)
-            out[torch.from_numpy(here)] = rows if scale is None else rows * scale.unsqueeze(1)
+            out[torch.from_numpy(places)] = rows if scale is None else rows * scale.unsqueeze(1)
         return out
 
     def _shard_tensors(self, shard: Shard) -> dict[str, Tensor]:
@@ -314,7 +321,7 @@ class Store:
         return self._tensors(file)
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a file, mapped once, after its content was checked: a changed byte is found in time."""
+        """The tensors of a file, mapped once, after its checksum was verified."""
         if name not in self._mapped:
             if name in self._files:
                 verify(self.path / name, self._files[name], content=True)
@@ -323,9 +330,9 @@ class Store:
         return self._mapped[name]
 
     def initial(self, name: str) -> Tensor:
-        """A parameter or buffer as recording began."""
+        """The initial value of a parameter or buffer."""
         first = self._tensors("init.safetensors").get(name)
-        if first is None and name in self.manifest.frozen:  # kept when an optimiser was given it
+        if first is None and name in self.manifest.frozen:  # stored when it was passed to an optimiser
             first = self.kept_at(name, 0)
             if first is None:
                 raise FrozenWeights(
@@ -337,17 +344,17 @@ class Store:
         return first
 
     def not_kept(self, step: int) -> list[str]:
-        """The frozen parameters of which the memory holds fingerprints alone up to a step."""
+        """The frozen parameters of which the memory holds only fingerprints up to a step."""
         return [name for name in self.manifest.frozen if self._snapshots.last(name, step) is None]
 
     def initial_states(self, name: str) -> dict[str, Tensor]:
-        """All that the optimiser kept of a parameter as recording began."""
+        """The initial optimiser state of a parameter."""
         rule = self.rules.get(self.parameters[name].rule or "")
-        found = {key: self.initial_state(name, key) for key in ("buffer", *(rule.shared if rule else ()))}
-        return {key: tensor for key, tensor in found.items() if tensor is not None}
+        states = {key: self.initial_state(name, key) for key in ("buffer", *(rule.shared if rule else ()))}
+        return {key: tensor for key, tensor in states.items() if tensor is not None}
 
     def initial_state(self, name: str, key: str) -> Tensor | None:
-        """The optimiser's state of a parameter ("buffer" or by its own name) as recording began, if it had one."""
+        """One tensor of the initial optimiser state of a parameter ("buffer", or by its own name), if there was one."""
         return self._tensors("init.safetensors").get(f"{name}#{key}")
 
     @cached_property
@@ -355,30 +362,30 @@ class Store:
         return Snapshots(self.manifest, self._tensors)
 
     def snapshot(self, name: str, step: int) -> Tensor:
-        """A tensor that was kept whole, as it stood after ``step``."""
+        """A tensor that is stored in snapshots, as it was after ``step``."""
         self._snapshots.need(name, step)
         return self.last_kept(name, step)
 
     def last_kept(self, name: str, step: int) -> Tensor:
-        """A tensor as it was last kept up to ``step``."""
-        found = self._snapshots.last(name, step)
-        return self.initial(name) if found is None else found
+        """The last snapshot of a tensor up to ``step``, else its initial value."""
+        snapshot = self._snapshots.last(name, step)
+        return self.initial(name) if snapshot is None else snapshot
 
     def kept_at(self, name: str, step: int) -> Tensor | None:
-        """A tensor that was kept at this very step."""
+        """The snapshot of a tensor at exactly this step; None if there is none."""
         return self._snapshots.last(name, step) if self._snapshots.has(name, step) else None
 
     @property
     def kept_steps(self) -> list[int]:
-        """The steps at which anything was kept whole."""
+        """The steps that have a snapshot of any tensor."""
         return self._snapshots.steps
 
     def weights_kept_at(self, step: int) -> bool:
-        """Whether all parameters were kept whole at this step (the end)."""
+        """Whether there are snapshots of all explained parameters at this step (the end)."""
         return all(self._snapshots.has(p.name, step) for p in self.manifest.parameters if p.kind != "rest")
 
     def horizon(self, step: int | None) -> int:
-        """A step that the memory can be read at."""
+        """The step to read the memory at: ``step`` if the memory holds it, by default the last one."""
         if step is None:
             return self.steps
         if not 0 <= step <= self.steps:
@@ -389,7 +396,7 @@ class Store:
 
 
 def _require_picklable(rule: Rule, path: Path) -> None:
-    """A rule that was taught holds functions, which another process must be able to import."""
+    """Raise an error if the functions of a custom rule cannot be imported by another process."""
     try:
         pickle.dumps(rule)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

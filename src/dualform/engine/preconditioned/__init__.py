@@ -1,25 +1,20 @@
-"""Optimisers that divide each entry by a number of its own (Adam and its kin): the recurrence run again from slots."""
+"""Optimisers with a preconditioner (Adam and others): their recurrence, run again from the recorded slots."""
 
-from .recurrence import (
-    ParameterState,
-    SlotGroups,
-    advance,
-    apply_step,
-    backward_factors,
-    precondition,
-    replay,
-    state_at,
-)
+from .backward_factors import backward_factors
+from .forward_sweep import rerun_from_slots, state_at
+from .recurrence import ParameterState, advance, apply_step, precondition
 from .scan import scan_backwards
+from .slot_gradients import SlotGradients, SlotGroups
 
 __all__ = [
     "ParameterState",
+    "SlotGradients",
     "SlotGroups",
     "advance",
     "apply_step",
     "backward_factors",
     "precondition",
-    "replay",
+    "rerun_from_slots",
     "scan_backwards",
     "state_at",
 ]

@@ -1,10 +1,11 @@
 """Contributions under a preconditioned rule: a sweep over the steps, from the last one down.
 
-No number tells what a slot counts for there, but a matrix C of the shape of the weights, another one at each step:
+A slot has no scalar coefficient there, but a matrix C of the shape of the weights, a different one at each step:
 
 .. math:: \\text{contribution of slot } t = e_t^\\top (C_s \\odot u q^\\top)\\, x_t
 
-for a query q and the gradient u of the target. It costs a weight-gradient product a step for C, and one a query.
+for a query q and the gradient u of the target. For each step, C costs one product of the size of a weight gradient,
+and so does each query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.progress import OnProgress
-from dualform.store import Store, assemble_matrix, split_by_parameter
+from dualform.store import LayerMatrix, Store, assemble_matrix
 from dualform.types import LayerInfo
 
 from ..scan import LayerQueries, Reduction, Scores
 from ..stream import DecodedSlots, StoreView, decoded
-from .recurrence import Factor, backward_factors
+from .backward_factors import Factor, backward_factors
 
 TARGETS = 1 << 24
-"""Entries of (queries × weights) that are held at a time."""
+"""The number of entries (queries × weights) that are in memory at a time."""
 
 
 def scan_backwards(
@@ -34,9 +35,9 @@ def scan_backwards(
     reductions: Sequence[Reduction],
     watch: OnProgress | None = None,
 ) -> None:
-    """Show the contribution of every slot of the view to every reduction, the last step first."""
+    """Pass the contribution of every visible slot to every reduction, the last step first."""
     info, _ = store.layer(layer)
-    pulls = list(_pulls(info, queries))
+    targets = list(_matrix_gradients(info, queries))
     for step, factors in backward_factors(store, info, view.horizon):
         block = store.step_block(layer, step)
         if block is None:
@@ -50,33 +51,28 @@ def scan_backwards(
             continue
         slots = decoded(block, store.compute)
         first = 0
-        for pull in pulls:
-            found = _contributions(store, info, slots, factors, pull)
-            scores = Scores(first, [block], found, found, torch.empty_like(found), 1, whole=True)
+        for target in targets:
+            contributions = _contributions(store, info, slots, factors, target)
+            scores = Scores(first, [block], None, contributions, None, 1, effects_include_weights=True)
             for reduction in reductions:
                 reduction.add(scores)
-            first += len(pull)
+            first += len(target)
 
 
-def _pulls(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float[Tensor, "n d_out w"]]:
-    """What an example asks of each entry of the layer's matrix: the sum of u qᵀ over its rows, some examples at a
-    time.
+def _matrix_gradients(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float[Tensor, "n d_out w"]]:
+    """The gradient of each example's target with respect to the layer's matrix: the sum of u qᵀ over its rows.
+
+    They come in batches of examples.
     """
     assert queries.directions is not None
     rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
     size = max(1, TARGETS // (layer.d_out * layer.width))
     for q, u in zip(rows.split(size), directions.split(size), strict=True):
-        if layer.indexed:
-            pull = u.new_zeros(len(q), layer.width, layer.d_out)
-            for each, tokens, direction in zip(pull, q, u, strict=True):
-                each.index_add_(0, tokens[:, 0].long(), direction)
-            yield pull.mT
-        else:
-            yield torch.cat([u[..., e].mT @ q[..., k] for k, e in split_by_parameter(layer)], 1)
+        yield LayerMatrix(layer).outer(q, u)
 
 
 def _contributions(
-    store: Store, layer: LayerInfo, slots: DecodedSlots, factors: dict[str, Factor], pull: Float[Tensor, "n d_out w"]
+    store: Store, layer: LayerInfo, slots: DecodedSlots, factors: dict[str, Factor], target: Float[Tensor, "n d_out w"]
 ) -> Float[Tensor, "n m"]:
     assert slots.errors is not None
     value = slots.factors(layer.weights[0])
@@ -84,18 +80,10 @@ def _contributions(
         value = value * slots.block.key_scale
     errors = slots.errors * value.unsqueeze(1)
     if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
-        return _through_matrices(layer, slots.keys, errors, factors, pull)
-    pull = pull * assemble_matrix(layer, {name: _whole(store, name, factors.get(name, 0.0)) for name in layer.weights})
-    if layer.indexed:
-        return (pull[:, :, slots.keys[:, 0].long()] * errors.mT).sum(1)
-    out = errors.new_zeros(len(pull), len(errors))
-    for k, e in split_by_parameter(layer):
-        keys, part = slots.keys[:, k], pull[:, e]
-        if part.shape[1] <= part.shape[2]:
-            out += torch.einsum("nmd,md->nm", keys @ part.mT, errors[:, e])
-        else:
-            out += torch.einsum("nmw,mw->nm", errors[:, e] @ part, keys)
-    return out
+        return _through_matrices(layer, slots.keys, errors, factors, target)
+    matrices = {name: _full_matrix(store, name, factors.get(name, 0.0)) for name in layer.weights}
+    target = target * assemble_matrix(layer, matrices)
+    return LayerMatrix(layer).bilinear(target, slots.keys, errors)
 
 
 def _through_matrices(
@@ -103,12 +91,12 @@ def _through_matrices(
     keys: Float[Tensor, "m d_in"],
     errors: Float[Tensor, "m d_out"],
     factors: dict[str, Factor],
-    pull: Float[Tensor, "n d_out w"],
+    target: Float[Tensor, "n d_out w"],
 ) -> Float[Tensor, "n m"]:
-    """Where C is a matrix that multiplies a parameter from the left: errors change, or keys if the parameter is
-    turned.
+    """Contributions where C multiplies a parameter from the left: it is applied to the errors, or to the keys if the
+    parameter is transposed.
     """
-    out = errors.new_zeros(len(pull), len(errors))
+    out = errors.new_zeros(len(target), len(errors))
     for piece in layer.pieces:
         e, x, c = errors, keys[:, piece.begin : piece.end], factors.get(piece.parameter, 0.0)
         if not isinstance(c, Tensor):
@@ -117,11 +105,11 @@ def _through_matrices(
             x = x @ c.mT
         else:
             e = e @ c.mT
-        out += torch.einsum("nmw,mw->nm", e @ pull[:, :, piece.begin : piece.end], x)
+        out += torch.einsum("nmw,mw->nm", e @ target[:, :, piece.begin : piece.end], x)
     return out
 
 
-def _whole(store: Store, name: str, factor: Factor) -> Tensor:
+def _full_matrix(store: Store, name: str, factor: Factor) -> Tensor:
     if isinstance(factor, Tensor):
         return factor
     return torch.full(store.parameters[name].shape, factor, dtype=store.compute)

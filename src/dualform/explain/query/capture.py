@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dualform.errors import ModelMismatch, QueryError
 from dualform.record import ErrorPoint, LayerKind, ModuleCall, kind_of, owns_forward
-from dualform.store import Store, assemble_matrix, outside_inference_mode, split_by_parameter
+from dualform.store import LayerMatrix, Store, assemble_matrix, outside_inference_mode
 from dualform.types import LayerInfo, ModuleInfo
 
 from .model_inputs import arguments_of, axis_of_examples, count_examples, require_batch_axis
@@ -191,9 +191,7 @@ def apply(
     layer: LayerInfo, matrix: Float[Tensor, "d_out w"], rows: Shaped[Tensor, "*r k"]
 ) -> Float[Tensor, "*r d_out"]:
     """The product of a layer's matrix with its inputs, without the bias."""
-    if layer.indexed:
-        return matrix.mT[rows[..., 0].long()]
-    return torch.cat([rows[..., k].to(matrix.dtype) @ matrix[e].mT for k, e in split_by_parameter(layer)], -1)
+    return LayerMatrix(layer).apply(matrix, rows)
 
 
 def _check_width(name: str, width: int, module: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from dualform.engine import StoreView
 from dualform.errors import QueryError
 from dualform.progress import Progress
-from dualform.store import Store
+from dualform.store import LedgerKey, LedgerParts, Store
 
 from ..groups import GroupOfSlot, groups_from_values, groups_of
-from .network import LedgerParts, explained, split_by
+from .network import explained, split_by
 
 LARGEST = 4 << 30
 """The most bytes that a ledger may take."""
@@ -71,8 +71,8 @@ def make_ledger(store: Store, view: StoreView, column: str | Iterable[Any], prog
         parts = split_by(store, view, explained(store), progress, group_of=groups, groups=len(groups.names))
         return LedgerParts(view.horizon, visits, groups.of_visit[visits], parts)
 
-    kind = "ledger" if view.visible is None else "ledger of a part"
-    parts = store.cache((kind, view.key, groups.of_visit.tobytes()), make).parts
+    ledgers = store.cache.ledgers if view.visible is None else store.cache.masked_ledgers
+    parts = ledgers(LedgerKey(view.key, groups.of_visit.tobytes()), make).parts
     used = [
         i
         for i, name in enumerate(groups.names)

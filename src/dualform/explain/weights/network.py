@@ -1,18 +1,15 @@
 """The weights of the network at a step and through a mask, rebuilt from slots, ledgers and snapshots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dualform.engine import ParameterSplit, StoreView, explained_layers, split_by_group
+from dualform.engine import StoreView, explained_layers, split_by_group
 from dualform.progress import Progress, bar
 from dualform.store import Store
-from dualform.types import LayerInfo, ParameterInfo
+from dualform.types import LayerInfo, ParameterInfo, ParameterSplit
 
 
 def explained(store: Store) -> list[str]:
@@ -44,7 +41,7 @@ def network(store: Store, view: StoreView, progress: Progress) -> dict[str, Tens
         parts = split_by(store, view, explained(store), progress) if view.horizon else {}
         exact = {name: part.total for name, part in parts.items()}
         if view.visible is None:
-            store.cache[("exact", view.horizon)] = exact
+            store.cache.exact_weights[view.horizon] = exact
     return {
         p.name: exact[p.name].to(getattr(torch, p.dtype)) if p.name in exact else store.snapshot(p.name, view.horizon)
         for p in _held_parameters(store, view.horizon)
@@ -60,7 +57,7 @@ def _held_parameters(store: Store, step: int) -> list[ParameterInfo]:
 def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters from a cached ledger of which the mask splits no group; None without such a ledger."""
     assert view.visible is not None
-    for ledger in store.cache.all("ledger"):
+    for ledger in store.cache.ledgers.values():
         if ledger.horizon == view.horizon and (shown := ledger.shown(view.visible)) is not None:
             return {name: part.initial + part.groups[shown].sum(0) for name, part in ledger.parts.items()}
     return None
@@ -69,7 +66,7 @@ def weights_from_ledger(store: Store, view: StoreView) -> dict[str, Tensor] | No
 def weights_less_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | None:
     """The explained parameters less what the mask hides; None unless they are cached and it hides less than half."""
     assert view.visible is not None
-    totals = store.cache.get(("exact", view.horizon))
+    totals = store.cache.exact_weights.get(view.horizon)
     if totals is None or any(store.is_preconditioned(name) or not store.parameters[name].by_slots for name in totals):
         return None
     layers = explained_layers(store)
@@ -80,28 +77,6 @@ def weights_less_hidden(store: Store, view: StoreView) -> dict[str, Tensor] | No
         return None
     masked = split_by_group(store, StoreView(view.horizon, hidden), list(totals))
     return {name: total - masked[name].groups.sum(0) for name, total in totals.items()}
-
-
-@dataclass(frozen=True)
-class LedgerParts:
-    """The parts of a ledger at a horizon, with the visits up to it and the group of each.
-
-    The last group is for slots of unknown visits.
-    """
-
-    horizon: int
-    visits: Int[np.ndarray, " v"]
-    of_visit: Int[np.ndarray, " v"]
-    parts: dict[str, ParameterSplit]
-
-    def shown(self, visible: Bool[np.ndarray, " V"]) -> list[int] | None:
-        """The groups that a mask shows; None if it splits a group, or hides visits of the last one."""
-        groups = len(next(iter(self.parts.values())).groups)
-        count = np.bincount(self.of_visit, minlength=groups)
-        visible_count = np.bincount(self.of_visit, weights=visible[self.visits], minlength=groups).astype(int)
-        if ((visible_count > 0) & (visible_count < count)).any() or visible_count[-1] < count[-1]:
-            return None
-        return np.flatnonzero(visible_count == count).tolist()
 
 
 def kept_network(store: Store, step: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dualform.engine import StoreView, coefficients, stream
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
-from dualform.store import Store, split_by_parameter
+from dualform.store import LayerMatrix, Store
 
 from ..query import is_preconditioned
 
@@ -37,8 +37,8 @@ def visit_sizes(store: Store, view: StoreView, layer: str, watch: OnProgress | N
         square = torch.zeros(len(keys), dtype=torch.float64)
         for piece, coefficient in of_step:
             value = slots.values(coefficient).double().square()
-            for k, e in split_by_parameter(info):
-                key = keys[:, k][:, piece.begin : piece.end]
+            for k, e in LayerMatrix(info).piece_parts(piece):
+                key = keys[:, k]
                 square += value * errors[:, e].square().sum(1) * key.square().sum(1)
         size, scale = square.sqrt(), slots.block.key_scale
         visits = torch.from_numpy(slots.block.visits) % len(total)  # −1 (unknown) goes to the last entry

@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from dualform.engine import Agreement, ParameterState, Rounding, agreement, apply_step, precondition
 from dualform.errors import NoteError, QueryError
 from dualform.rules import Rule
-from dualform.store import LedgerState, gradient_from
+from dualform.store import LayerMatrix, LedgerState
 from dualform.types import LayerInfo, Transition
 
 from ..distributed import Ranks
@@ -262,7 +262,8 @@ def _product(layer: LayerInfo, account: LedgerAccount, key: Tensor, error: Tenso
     """What some rows add to the gradient of a parameter."""
     dtype, shape = account.weight.dtype, account.weight.shape[1:]
     key, error = key.detach().cpu(), error.detach().to("cpu", dtype)
-    return gradient_from(layer, account.name, key if layer.indexed else key.to(dtype), error, shape)
+    matrix = LayerMatrix(layer)
+    return matrix.gradient(account.name, matrix.keys_in(key, dtype), error, shape)
 
 
 def states_by_name(plan: RecordingPlan, optimizers: Sequence[optim.Optimizer]) -> dict[str, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from dualform.store import all_finite, gradient_from, piece_of
+from dualform.store import LayerMatrix, all_finite, piece_of
 from dualform.types import LayerInfo
 
 WHOLE = 1 << 12
@@ -72,9 +72,9 @@ class GradientProbe:
     ) -> Float[Tensor, " p"]:
         """The probe of what some rows put into the gradient."""
         error = error.to(self.dtype)
-        key = key if layer.indexed else key.to(self.dtype)
+        key = LayerMatrix(layer).keys_in(key, self.dtype)
         if self._direction is None:
-            return self._folded(gradient_from(layer, self.name, key, error, self.shape).reshape(-1))
+            return self._folded(LayerMatrix(layer).gradient(self.name, key, error, self.shape).reshape(-1))
         u, piece = self._direction, piece_of(layer, self.name)
         if layer.indexed:
             rows = error.new_zeros(self.shape[0]).index_add_(0, key[:, 0].long(), torch.mv(error, u))

@@ -1,16 +1,15 @@
-"""The format on disk: the manifest, tables, tensors, and how rows and weights are encoded in them."""
+"""The format on disk: manifest, tables and tensors, and how rows and weights are encoded in them."""
 
 from .fingerprint import EntrySample
 from .layer_matrix import (
     INDEX,
+    LayerMatrix,
     assemble_matrix,
     bytes_a_row,
-    gradient_from,
     matrix_columns,
     parameter_columns,
     piece_of,
     piece_slices,
-    split_by_parameter,
 )
 from .ledger_file import LedgerEntry, LedgerState, add_parts, read_ledger, write_ledger
 from .manifest import FORMAT, NAME, Manifest, Shard, read_manifest
@@ -40,6 +39,7 @@ __all__ = [
     "EncodedRows",
     "EncodingWorkspace",
     "EntrySample",
+    "LayerMatrix",
     "LedgerEntry",
     "LedgerState",
     "Manifest",
@@ -53,7 +53,6 @@ __all__ = [
     "calls_table",
     "encode",
     "encode_into",
-    "gradient_from",
     "map_tensors",
     "matrix_columns",
     "parameter_columns",
@@ -62,7 +61,6 @@ __all__ = [
     "read_ledger",
     "read_manifest",
     "row_scale",
-    "split_by_parameter",
     "square_of",
     "steps_table",
     "visits_table",

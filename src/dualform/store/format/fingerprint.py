@@ -1,7 +1,7 @@
 """A few entries of a tensor, read as bytes.
 
-Between the matrix products of training an index into a tensor costs far more than the numbers it brings, so where a
-tensor simply lies in memory the bytes are taken from there, and what they mean is found out later.
+Between the matrix products of training, indexing a tensor costs far more than reading a few numbers should. So the
+bytes of a plain contiguous tensor are copied directly from memory, and converted to numbers only when they are needed.
 """
 
 import math
@@ -19,7 +19,7 @@ _LETTERS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
 
 
 class EntrySample:
-    """Which entries of a flat tensor are looked at: runs of neighbours, ``width`` each (they share a cache line)."""
+    """Which entries of a flattened tensor are sampled: runs of ``width`` neighbours, which share a cache line."""
 
     def __init__(self, begins: Sequence[int], width: int, dtype: torch.dtype) -> None:
         self.begins, self.width, self.dtype = tuple(begins), width, dtype
@@ -31,32 +31,32 @@ class EntrySample:
         return len(self.begins) * self.width
 
     def of(self, tensor: Tensor) -> bytes:
-        """The entries of a tensor, in its own precision."""
+        """The sampled entries of a tensor as bytes, in its own precision."""
         if (
             type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype is self.dtype and tensor.layout is torch.strided
             and tensor.is_contiguous()
         ):  # fmt: skip
-            at, size = tensor.data_ptr(), self._bytes
-            return b"".join([string_at(at + offset, size) for offset in self._offsets])
-        some = tensor.detach().to_dense().reshape(-1)[self.index.to(tensor.device)]
-        return some.to("cpu", self.dtype).view(torch.uint8).numpy().tobytes()
+            address, size = tensor.data_ptr(), self._bytes
+            return b"".join([string_at(address + offset, size) for offset in self._offsets])
+        entries = tensor.detach().to_dense().reshape(-1)[self.index.to(tensor.device)]
+        return entries.to("cpu", self.dtype).view(torch.uint8).numpy().tobytes()
 
     @property
     def index(self) -> Tensor:
-        """Where they lie."""
+        """The indices of the sampled entries in the flattened tensor."""
         return (torch.tensor(self.begins)[:, None] + torch.arange(self.width)).flatten()
 
     def values(self, read: Sequence[bytes]) -> Float[np.ndarray, "n k"]:
-        """What was read, as numbers."""
+        """Samples that were read as bytes, as numbers."""
         flat = torch.frombuffer(bytearray(b"".join(read)), dtype=self.dtype) if len(self) and read else torch.zeros(0)
         return flat.double().numpy().reshape(len(read), len(self))
 
     def finite(self, read: bytes) -> bool:
-        """Whether none of them is NaN or infinite."""
+        """Whether no entry of a sample is NaN or infinite."""
         if self._numbers is not None and math.isfinite(sum(self._numbers.unpack(read))):
             return True
         return bool(np.isfinite(self.values([read])).all())
 
     def zero(self, read: bytes) -> bool:
-        """Whether all of them are zero."""
+        """Whether all entries of a sample are zero."""
         return not read.strip(b"\0\x80") and not self.values([read]).any()  # 0x80: the sign of a negative zero

@@ -1,4 +1,4 @@
-"""A ledger on disk: the parts of each parameter, one for each group, as they stood after a step."""
+"""A ledger on disk: each parameter as a sum of parts, one for each group, after a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from .safetensors_file import write_tensors
 
 @dataclass(frozen=True)
 class LedgerState:
-    """Parts of parameters: (1 + groups, *shape) each, what is left of the beginning first."""
+    """Parameters as sums of parts, each (1 + groups, *shape): first what is left of the initial weights."""
 
     column: str
     groups: tuple[Any, ...]
@@ -24,12 +24,12 @@ class LedgerState:
     buffers: Mapping[str, Tensor]
     first: Mapping[str, Tensor]
     gradient_eps: Mapping[str, float] = field(default_factory=dict)
-    """The machine precision in which gradients were computed."""
+    """The machine precision of the gradients."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A ledger as the manifest lists it: its step, column and groups, how many visits each had, and its file."""
+    """A ledger in the manifest: its step, column and groups, the number of visits of each group, and its file."""
 
     step: int
     column: str
@@ -42,7 +42,7 @@ class LedgerEntry:
 
 
 def write_ledger(folder: Path, step: int, state: LedgerState) -> LedgerEntry:
-    """Write a ledger: ``<parameter>#parts`` and the optimiser's buffers of the same, ``<parameter>#buffers``."""
+    """Write a ledger: ``<parameter>#parts``, and the same sums for the optimiser's buffers, ``<parameter>#buffers``."""
     name = f"ledger/{step:06d}.safetensors"
     tensors = {f"{key}#parts": [tensor] for key, tensor in state.weights.items()}
     tensors |= {f"{key}#buffers": [tensor] for key, tensor in state.buffers.items()}
@@ -51,7 +51,7 @@ def write_ledger(folder: Path, step: int, state: LedgerState) -> LedgerEntry:
 
 
 def read_ledger(tensors: Mapping[str, Tensor], entry: LedgerEntry, first: Mapping[str, Tensor]) -> LedgerState:
-    """A ledger of the tensors in its file; ``first`` are the parameters as recording began."""
+    """A ledger from the tensors in its file; ``first`` are the initial parameters."""
     return LedgerState(
         entry.column,
         entry.groups,
@@ -65,7 +65,7 @@ def read_ledger(tensors: Mapping[str, Tensor], entry: LedgerEntry, first: Mappin
 
 
 def add_parts(states: Sequence[LedgerState]) -> LedgerState:
-    """The ledgers that several processes kept of one training, added up."""
+    """The sum of the ledgers that several processes recorded in one training."""
     if len(states) == 1:
         return states[0]
     groups = tuple(dict.fromkeys(name for state in states for name in state.groups))
@@ -75,10 +75,11 @@ def add_parts(states: Sequence[LedgerState]) -> LedgerState:
         for name, count in zip(state.groups, state.visits, strict=True):
             visits[place[name]] += count
 
-    def total(of: Callable[[LedgerState], Mapping[str, Tensor]], name: str) -> Tensor:
-        out = of(states[0])[name].new_zeros(1 + len(groups), *of(states[0])[name].shape[1:])
+    def total(tensors_of: Callable[[LedgerState], Mapping[str, Tensor]], name: str) -> Tensor:
+        first = tensors_of(states[0])[name]
+        out = first.new_zeros(1 + len(groups), *first.shape[1:])
         for state in states:
-            out[[0, *(1 + place[group] for group in state.groups)]] += of(state)[name]
+            out[[0, *(1 + place[group] for group in state.groups)]] += tensors_of(state)[name]
         return out
 
     names = tuple(states[0].weights)

@@ -1,47 +1,47 @@
-"""The memory on disk, described well enough for another program to read it.
+"""The format of a memory on disk, described well enough for another program to read it.
 
 A memory is a folder::
 
-    manifest.json                what is in the memory; written last, so nothing counts until it is listed here
-    init.safetensors             every parameter and buffer of the model as recording began (by its name) and what the
-                                 optimiser kept of each recorded parameter: its buffer M ("<name>#buffer") and what all
-                                 examples share ("<name>#exp_avg_sq");
-                                 first an empty tensor "#dualform-memory", by which it is known without a manifest.
-                                 Large frozen parameters (no gradient, in no optimiser) are not here: "frozen" in the
-                                 manifest has a fingerprint of each, and the weights are taken from the model when the
-                                 memory is asked
-    shards/000000.safetensors    for each layer L the slots of a run of steps: "L.keys" (rows, d_in), "L.errors" (rows,
-                                 d_out); the keys of an embedding are the tokens' numbers
+    manifest.json                the content of the memory; written last: a file counts once it is listed here
+    init.safetensors             the initial value of every parameter and buffer of the model (by its name), and the
+                                 initial optimiser state of each recorded parameter: its buffer M ("<name>#buffer") and
+                                 the state that all examples share ("<name>#exp_avg_sq").
+                                 The first tensor is empty and named "#dualform-memory", so that the folder is
+                                 recognised without a manifest. Large frozen parameters (no gradient, in no optimiser)
+                                 are not stored: "frozen" in the manifest has a fingerprint of each, and a question
+                                 takes their weights from the user's model
+    shards/000000.safetensors    for each layer L the slots of consecutive steps: "L.keys" (rows, d_in), "L.errors"
+                                 (rows, d_out); the keys of an embedding are token numbers
                                  (rows, 1) in int32; in float16 also "L.error_exponents" and, where needed,
                                  "L.key_exponents" (rows,): the row is multiplied by 2**exponent. Every tensor begins on
                                  a page of 4096 bytes; "#pad1", "#pad2", … between them are zeros
-    calls/000000.parquet         which rows belong to which step, module, visits: one line a call (columns below)
-    visits/000000.parquet        one line a visit: visit, step, row (its place in the batch), then the noted columns
-    steps/000000.parquet         one line a step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
+    calls/000000.parquet         which rows belong to which step, module, visits: one line per call (columns below)
+    visits/000000.parquet        one line per visit: visit, step, row (its index in the batch), then the noted columns
+    steps/000000.parquet         one line per step and parameter: the transition (ww wm mw mm wg mg wp mp pw pm pg), the
                                  gradient scale, the optimiser's settings ("opt_lr", "opt_step", …), the machine
-                                 precision in which the gradient was computed (gradient_eps), and a few entries
-                                 of the parameter and of the optimiser's state of it after the step
+                                 precision of the gradient (gradient_eps), and a few entries of the parameter and of
+                                 its optimiser state after the step
     snapshots/000000.safetensors the rest: "<name>@<step>" for parameters and buffers that no rule explains; all
-                                 parameters at the end; and now and then parameters under a preconditioned rule with the
-                                 optimiser's state of them ("<name>#buffer@<step>"). A frozen parameter that an
-                                 optimiser is given later is kept then as it was at first, "<name>@0"
-    ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), what is left of the
-                                 beginning first, and the same of the optimiser's buffer, "<name>#buffers"
-    ranks/0001/                  what process 1 of several recorded, if there were several ("ranks" in the manifest):
+                                 parameters at the end; and from time to time parameters under a preconditioned rule,
+                                 with their optimiser state ("<name>#buffer@<step>"). If a frozen parameter is passed
+                                 to an optimiser later, its initial value is stored then, as "<name>@0"
+    ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), first what is left of the
+                                 initial weights, and the same for the optimiser's buffer, "<name>#buffers"
+    ranks/0001/                  the part of process 1, if several processes recorded ("ranks" in the manifest): its
                                  shards, calls, visits and its part of a ledger, with a manifest of its own. A step
-                                 counts when all of them hold it; parts of a ledger are added up
+                                 counts when all processes hold it; the parts of a ledger are added up
 
-Rows of a call stand in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
-``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: not known).
-In the weight it counts with ``c_step × factor``, in the bias with ``c_step × bias_factor``, where c comes from sweeping
-the transitions of that parameter backwards (rules/sweep.py).
+The rows of a call are in memory order over its leading axes (pre, batch, stride): row r of a call belongs to visit
+``visit + (r // stride) % batch`` and position ``(r // (stride * batch)) * stride + r % stride`` (visit −1: unknown).
+Its coefficient is ``c_step × factor`` in the weight and ``c_step × bias_factor`` in the bias, where c comes from a
+backward sweep over the transitions of that parameter (rules/sweep.py).
 
-The rest is looked at after every ``snapshot_every``-th step and after the last step of a shard; what changed since the
-last look is kept.
+The rest is checked after every ``snapshot_every``-th step and after the last step of a shard; tensors that changed
+since the last check are stored.
 
-Only the steps ``first … last`` that the manifest gives for a shard count; later lines in its files were dropped by a
-resume. A shard may hold snapshots alone: the parameters at the end, or the rest at a step that was resumed from and
-that nobody had looked at. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
+Only the steps ``first … last`` in the manifest's entry of a shard count; a resume dropped later lines of its files. A
+shard may hold only snapshots: the parameters at the end, or the rest at a step that was resumed from and had not been
+checked. ``checksum``, on the first line of the manifest, is the xxh3-128 of all lines after it.
 
 ``ended`` says how the recording ended: ``{"how": "closed", "step": 300, "by": ""}``, or "interrupted" with the name of
 the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes on, and stays so after a kill.
@@ -69,7 +69,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Shard:
-    """A run of complete steps and the files that hold it."""
+    """Consecutive complete steps, and the files that hold them."""
 
     number: int
     first: int
@@ -79,13 +79,13 @@ class Shard:
     files: Mapping[str, FileEntry]
 
     def file(self, kind: str) -> str | None:
-        """Its file of a kind ("calls", "snapshots", …), if it has one."""
+        """The file of a kind ("calls", "snapshots", …), if there is one."""
         return next((name for name in self.files if name.rsplit("/", 2)[-2] == kind), None)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a memory."""
+    """The content of a memory: layers, parameters, shards, marks and the certificate."""
 
     dtype: DType
     layers: tuple[LayerInfo, ...]
@@ -97,17 +97,17 @@ class Manifest:
     certificate: Mapping[str, Any] | None = None
     snapshot_every: int = 1
     by: str | None = None
-    """The column that ledgers are kept by."""
+    """The column whose values are the groups of the ledger."""
     ledgers: tuple[LedgerEntry, ...] = ()
-    """The last two."""
+    """The last two ledgers."""
     frozen: Mapping[str, str] = field(default_factory=dict)
-    """The fingerprints of frozen parameters that are not kept (xxh3-64 of their bytes, hexadecimal)."""
+    """The fingerprints of frozen parameters that are not stored (xxh3-64 of their bytes, hexadecimal)."""
     rank: int = 0
-    """Which of the processes that record together wrote this part."""
+    """The rank of the process that wrote this part."""
     ranks: int = 1
-    """How many there are."""
+    """The number of processes that recorded together."""
     demoted: tuple[str, ...] = ()
-    """The parameters that were left to the rest when training showed that no linear map of their layer uses them."""
+    """Parameters that were moved to the rest because, in training, no linear map of their layer used them."""
     versions: Mapping[str, str] = field(default_factory=dict)
     ended: Ended | None = None
     """How the recording ended; None while it goes on, and after a kill."""
@@ -124,12 +124,12 @@ class Manifest:
 
     @property
     def visits(self) -> int:
-        """How many visits all steps made."""
+        """The number of visits in all steps."""
         return sum(shard.visits for shard in self.shards)
 
     @property
     def ending(self) -> str:
-        """What a reader should know of the way the recording ended, as a sentence; nothing where it was closed."""
+        """A sentence on how the recording ended; empty if it was closed."""
         if self.ended is None:
             return f"Recording was not closed: it goes on, or was killed. Step {self.steps} is the last one on disk."
         if self.ended.how != "interrupted":
@@ -139,7 +139,7 @@ class Manifest:
         )
 
     def upto(self, step: int, shards: Iterable[Shard]) -> "Manifest":
-        """The same memory without what came after ``step``: with these shards, and what was noticed by then."""
+        """The manifest up to ``step``: with these shards, and with the marks and ledgers up to then."""
         shards = tuple(shards)
         return replace(
             self,
@@ -152,7 +152,7 @@ class Manifest:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the manifest: from this instant its files count. One line a field, one line a shard."""
+        """Write the manifest: the files it lists count from then on. One line for each field and each shard."""
         fields = {"format": FORMAT, "version": VERSION, "steps": self.steps, "visits": self.visits}
         fields |= {name: value for name, value in vars(self).items() if name != "shards"}
         lines = [f"{json.dumps(name)}: {json.dumps(value, default=_fields)}" for name, value in fields.items()]
@@ -163,7 +163,7 @@ class Manifest:
 
 
 SPELLINGS = {"transposed": "turned"}
-"""Fields whose name in the file is another one than in the code: names in the file never change."""
+"""Fields that have another name in the file than in the code: names in the file never change."""
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _text_of(number: int, first: int, last: int, visits: int, rest: tuple) -> str:
+def _cached_shard_text(number: int, first: int, last: int, visits: int, rest: tuple) -> str:
     slots, files = rest
     value = {
         "number": number, "first": first, "last": last, "visits": visits, "slots": dict(slots),
@@ -182,21 +182,21 @@ def _text_of(number: int, first: int, last: int, visits: int, rest: tuple) -> st
 
 
 def _shard_text(shard: Shard) -> str:
-    """A shard's line; written again with every manifest, so it is kept."""
+    """The line of a shard, cached because it is written again with every manifest."""
     rest = tuple(shard.slots.items()), tuple(shard.files.items())
-    return _text_of(shard.number, shard.first, shard.last, shard.visits, rest)
+    return _cached_shard_text(shard.number, shard.first, shard.last, shard.visits, rest)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest in a folder, or say why not."""
+    """Read the manifest in a folder; raise an error that says why if that is impossible."""
     if not folder.exists():
         raise MemoryNotFound(
             f"there is no memory at {folder}: no such folder. Record one with dualform.record(model, optimizer, path)."
         )
     file = folder / NAME
     if not file.is_file():
-        inside = sorted(p.name for p in folder.iterdir())[:4] if folder.is_dir() else "a file"
-        raise NotAMemory(f"{folder} is not a dualform memory: it has no {NAME} (found: {inside or 'nothing'}).")
+        names = sorted(p.name for p in folder.iterdir())[:4] if folder.is_dir() else "a file"
+        raise NotAMemory(f"{folder} is not a dualform memory: it has no {NAME} (found: {names or 'nothing'}).")
     try:
         text = file.read_text(encoding="utf-8")
         value = json.loads(text)
@@ -209,10 +209,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"the memory at {folder} has format version {value.get('version')!r}; this dualform reads {VERSION}. "
             "Open it with the version that wrote it, or upgrade: pip install -U dualform"
         )
-    found = value.pop("checksum", None)
-    if found != xxhash.xxh3_128_hexdigest(text.partition("\n ")[2].encode()):
+    checksum = value.pop("checksum", None)
+    if checksum != xxhash.xxh3_128_hexdigest(text.partition("\n ")[2].encode()):
         raise CorruptMemory(
-            f"{file} does not have the checksum it gives ({found}): it was changed. Restore it from a copy."
+            f"{file} does not have the checksum that it states ({checksum}): it was changed. Restore it from a copy."
         )
     return _manifest(value)
 
@@ -240,7 +240,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
 
 
 def _ended(value: Mapping[str, Any]) -> Ended | None:
-    if "ended" not in value:  # written before this was kept
+    if "ended" not in value:  # written by a version that did not store this
         return Ended("unknown", value["steps"])
     return None if value["ended"] is None else Ended(**value["ended"])
 

@@ -1,4 +1,4 @@
-"""Tensors in files: the safetensors format, written piece by piece and read by mapping."""
+"""Tensors in safetensors files: written piece by piece, read by memory mapping."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ SAFETENSORS_NAME = {
 }  # fmt: skip
 
 PAD = "#pad"
-"""How the names of the tensors between the tensors begin."""
+"""The prefix of the names of padding tensors."""
 
 _DTYPE = {name: dtype for dtype, name in SAFETENSORS_NAME.items()}
 
 
 Pieces = Mapping[str, Sequence[Tensor]]
-"""Tensors by name, each as pieces that are joined along their first axis."""
+"""Tensors by name, each as pieces to concatenate along the first axis."""
 
 
 def write_tensors(path: Path, tensors: Pieces, *, paged: bool = False) -> FileEntry:
-    """Write a safetensors file. The pieces go to the disk one by one: nothing is joined in memory.
+    """Write a safetensors file. The pieces are written one by one: nothing is concatenated in memory.
 
-    ``paged`` lets every tensor begin on a page: what lies on one in memory is not even copied. What is between them
-    are tensors of bytes that nobody needs.
+    With ``paged`` every tensor begins on a page, so that memory that begins on a page is written without a copy. The
+    gaps are filled with padding tensors of bytes.
     """
     header, pads = _header(tensors, PAGE if paged else 1)
 
@@ -48,12 +48,12 @@ def write_tensors(path: Path, tensors: Pieces, *, paged: bool = False) -> FileEn
 
 
 def size_of(tensors: Pieces) -> int:
-    """How many bytes the tensors hold."""
+    """The total number of bytes of the tensors."""
     return sum(piece.numel() * piece.element_size() for pieces in tensors.values() for piece in pieces)
 
 
 def _header(tensors: Pieces, page: int) -> tuple[bytes, list[int]]:
-    """The header, and how many bytes of padding come after each tensor."""
+    """The header, and the number of padding bytes after each tensor."""
     header: dict[str, Any] = {}
     end, pads = 0, []
     for name, pieces in tensors.items():
@@ -74,18 +74,18 @@ def _header(tensors: Pieces, page: int) -> tuple[bytes, list[int]]:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, not read but mapped: what is looked at comes from the page cache."""
-    whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    length = int.from_bytes(bytes(whole[:8].tolist()), "little")
-    header = json.loads(whole[8 : 8 + length].numpy().tobytes())
+    """The tensors of a safetensors file, memory-mapped: bytes are read through the page cache when they are used."""
+    content = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    length = int.from_bytes(bytes(content[:8].tolist()), "little")
+    header = json.loads(content[8 : 8 + length].numpy().tobytes())
     out = {}
-    for name, about in header.items():
+    for name, entry in header.items():
         if name != "__metadata__" and not name.startswith(PAD):
-            begin, end = (8 + length + offset for offset in about["data_offsets"])
-            dtype = _DTYPE[about["dtype"]]
-            part = whole[begin:end]
-            part = part if begin % dtype.itemsize == 0 else part.clone()  # where it does not begin on a whole number
-            out[name] = part.view(dtype).reshape(about["shape"])
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            dtype = _DTYPE[entry["dtype"]]
+            data = content[begin:end]
+            data = data if begin % dtype.itemsize == 0 else data.clone()  # a view needs an aligned beginning
+            out[name] = data.view(dtype).reshape(entry["shape"])
     return out
 
 

@@ -1,7 +1,7 @@
-"""The lines of a memory, and the Parquet tables they become.
+"""The lines of the tables of a memory, and their conversion to Arrow tables for Parquet.
 
-Columns are made from their bytes: ``pa.array`` would first import pandas, which takes a third of a second out of the
-training loop.
+Columns are built from raw bytes: ``pa.array`` would first import pandas, which would stop the training loop for a third
+of a second.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from jaxtyping import Float
 from dualform.types import Transition
 
 SETTING = "opt_"
-"""Before the names of the optimiser's settings in the table of steps."""
+"""The prefix of the columns of optimiser settings in the table of steps."""
 
 
 class CallRow(NamedTuple):
-    """The slots of one call of one module in one backward pass, as a line of the table of calls."""
+    """A line of the table of calls: the slots of one call of a module in one backward pass."""
 
     layer: str
     module: str
@@ -33,7 +33,7 @@ class CallRow(NamedTuple):
 
 
 class ParameterStep(NamedTuple):
-    """What one step did to one parameter."""
+    """A line of the table of steps: what one step did to one parameter."""
 
     parameter: str
     transition: Transition | None
@@ -42,14 +42,14 @@ class ParameterStep(NamedTuple):
     sample: bytes
     state_sample: bytes
     gradient_eps: float = 0.0
-    """The machine precision in which its gradient was computed."""
+    """The machine precision of the gradient."""
 
 
 _UNKNOWN = Transition(*[np.nan] * len(Transition._fields))
 
 
 def calls_table(calls: Sequence[CallRow]) -> pa.Table:
-    """One line a call."""
+    """The table of calls, with one line for each call."""
     columns = list(zip(*calls, strict=True)) if calls else [() for _ in CallRow._fields]
     kinds = [CallRow.__annotations__[name] for name in CallRow._fields]
     return _table({
@@ -59,40 +59,40 @@ def calls_table(calls: Sequence[CallRow]) -> pa.Table:
 
 
 def steps_table(lines: Sequence[tuple[int, ParameterStep]]) -> pa.Table:
-    """One line a step and parameter. A setting that a parameter does not have is NaN."""
-    steps, moves = [step for step, _ in lines], [line for _, line in lines]
-    numbers = _rows([line.transition or _UNKNOWN for line in moves], Transition._fields, getattr)
-    names = sorted(set().union(*{id(line.settings): line.settings for line in moves}.values()))
-    settings = _rows([line.settings for line in moves], names, lambda settings, name: settings.get(name, np.nan))
-    columns = {"step": _numbers(np.array(steps, np.int64)), "parameter": _text([line.parameter for line in moves])}
+    """The table of steps, with one line for each step and parameter; settings that a parameter lacks are NaN."""
+    steps, changes = [step for step, _ in lines], [line for _, line in lines]
+    numbers = _rows([line.transition or _UNKNOWN for line in changes], Transition._fields, getattr)
+    names = sorted(set().union(*{id(line.settings): line.settings for line in changes}.values()))
+    settings = _rows([line.settings for line in changes], names, lambda settings, name: settings.get(name, np.nan))
+    columns = {"step": _numbers(np.array(steps, np.int64)), "parameter": _text([line.parameter for line in changes])}
     columns |= {name: _numbers(numbers[:, i]) for i, name in enumerate(Transition._fields)}
-    columns["scale"] = _numbers(np.array([line.scale for line in moves], np.float64))
+    columns["scale"] = _numbers(np.array([line.scale for line in changes], np.float64))
     columns |= {f"{SETTING}{name}": _numbers(settings[:, i]) for i, name in enumerate(names)}
-    columns["gradient_eps"] = _numbers(np.array([line.gradient_eps for line in moves], np.float64))
-    columns["sample"] = _bytes([line.sample for line in moves])
-    columns["state_sample"] = _bytes([line.state_sample for line in moves])
+    columns["gradient_eps"] = _numbers(np.array([line.gradient_eps for line in changes], np.float64))
+    columns["sample"] = _bytes([line.sample for line in changes])
+    columns["state_sample"] = _bytes([line.state_sample for line in changes])
     return _table(columns)
 
 
 def _rows(
-    things: Sequence[Any], names: Sequence[str], get: Callable[[Any, str], float]
+    records: Sequence[Any], names: Sequence[str], get: Callable[[Any, str], float]
 ) -> Float[np.ndarray, "m k"]:  # fmt: skip
-    """The named numbers of some things, one row each. Most of the things are one and the same."""
-    places = {id(thing): i for i, thing in enumerate(things)}
+    """The named numbers of each record, one row for each. Most records are one and the same object."""
+    places = {id(record): i for i, record in enumerate(records)}
     distinct = {place: i for i, place in enumerate(places.values())}
-    rows = [[get(things[place], name) for name in names] for place in distinct]
-    which = np.array([distinct[places[id(thing)]] for thing in things], np.int64)
-    return np.array(rows, np.float64).reshape(len(rows), len(names))[which]
+    rows = [[get(records[place], name) for name in names] for place in distinct]
+    row_numbers = np.array([distinct[places[id(record)]] for record in records], np.int64)
+    return np.array(rows, np.float64).reshape(len(rows), len(names))[row_numbers]
 
 
 def visits_table(visits: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """The visits of all batches as whole columns; a single value stands for every example of its batch."""
+    """The table of visits of all batches; a single value in a column stands for every example of its batch."""
     sizes = [len(line["visit"]) for line in visits]
     columns = {}
     for name in visits[0]:
         values = [line[name] for line in visits]
-        whole = [v if isinstance(v, np.ndarray) else np.full(n, v) for v, n in zip(values, sizes, strict=True)]
-        column = np.concatenate(whole)
+        arrays = [v if isinstance(v, np.ndarray) else np.full(n, v) for v, n in zip(values, sizes, strict=True)]
+        column = np.concatenate(arrays)
         columns[name] = (
             _numbers(column)
             if column.dtype in _PLAIN

@@ -1,4 +1,4 @@
-"""Bytes to disk: files that appear whole or not at all, large writes past the page cache, and reused buffers."""
+"""Bytes to disk: atomic files, large writes that bypass the page cache, and reused buffers."""
 
 from .atomic_file import FileEntry, verify, write_bytes, write_parquet, write_whole
 from .direct_io import PAGE, DirectFile

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, with their checksums."""
+"""Atomic files: each appears complete or not at all, and its checksum is known."""
 
 import errno
 import os
@@ -18,14 +18,14 @@ from .direct_io import DirectFile
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What the manifest knows of a file."""
+    """The size and checksum of a file, as the manifest lists them."""
 
     bytes: int
     xxh3: str
 
 
 def write_whole(path: Path, fill: Callable[[DirectFile], None], size: int = 0) -> FileEntry:
-    """Write ``path`` under a temporary name, force it to the disk, then give it its name."""
+    """Write a file under a temporary name, flush it to the disk, then rename it to ``path``."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,18 +39,18 @@ def write_whole(path: Path, fill: Callable[[DirectFile], None], size: int = 0) -
         _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise WriteError(_why(path, error)) from error
+        raise WriteError(_failure_message(path, error)) from error
     return FileEntry(out.size, out.hash.hexdigest())
 
 
-def _why(path: Path, error: OSError) -> str:
+def _failure_message(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         cause = "the disk is full"
     else:
-        cause = f"the system said: {error.strerror or error}"
+        cause = f"the operating system reports: {error.strerror or error}"
     return (
-        f"cannot write {path}: {cause}. The memory stands at its last complete step; make room, restart from your "
-        "checkpoint of a step it holds and pass resume=<that step>."
+        f"cannot write {path}: {cause}. The memory ends at its last complete step. Free some space, restart from your "
+        "checkpoint of a step that the memory holds, and pass resume=<that step>."
     )
 
 
@@ -75,7 +75,7 @@ def write_parquet(path: Path, table: pa.Table) -> FileEntry:
 
 
 def verify(path: Path, entry: FileEntry, *, content: bool) -> None:
-    """See that a file is there and has the size, and if asked the content, that the manifest gives."""
+    """Raise an error unless a file exists with the size (and, with ``content``, the checksum) in the manifest."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -84,9 +84,9 @@ def verify(path: Path, entry: FileEntry, *, content: bool) -> None:
         raise CorruptMemory(
             f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut short. {_RESTORE}"
         )
-    if content and (found := checksum(path)) != entry.xxh3:
+    if content and (digest := checksum(path)) != entry.xxh3:
         raise CorruptMemory(
-            f"{path} has checksum {found} where the manifest says {entry.xxh3}: its bytes changed. {_RESTORE}"
+            f"{path} has checksum {digest} where the manifest says {entry.xxh3}: its bytes changed. {_RESTORE}"
         )
 
 

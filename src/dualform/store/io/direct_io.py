@@ -1,8 +1,8 @@
-"""Bytes on their way to the disk, past the page cache where there are many.
+"""Writing files that bypass the page cache if they are large.
 
-Copying gigabytes through the cache would take processor time from the training loop, so large files are written from
-memory that begins on a page (O_DIRECT): from where the bytes lie if they begin on one themselves, else by way of a
-buffer.
+Copying gigabytes through the page cache would take CPU time from the training loop. So large files are written with
+O_DIRECT, which needs memory that begins on a page: the data themselves where they do, else a buffer that they are
+copied to.
 """
 
 import errno
@@ -21,9 +21,9 @@ PAGE = 4096
 
 
 class DirectFile:
-    """A file that is being written; it knows the checksum of what was.
+    """A file that is being written, with the checksum of what was written so far.
 
-    What is no whole page, and all that follows a write that came back short, goes through the cache.
+    Bytes that do not fill a page, and everything after a write that came back short, go through the page cache.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -39,34 +39,34 @@ class DirectFile:
                 self._direct = True
                 return
             except OSError:
-                pass  # not every file system does
+                pass  # not every file system supports it
         self.file = os.open(path, flags, 0o644)
 
     def write(self, data: Any) -> None:
-        """Append some bytes."""
+        """Append bytes."""
         source = memoryview(data).cast("B")
-        at = np.frombuffer(source, np.uint8).ctypes.data
+        address = np.frombuffer(source, np.uint8).ctypes.data
         while len(source):
-            if not self._filled and len(source) >= PAGE and at % PAGE == 0:
+            if not self._filled and len(source) >= PAGE and address % PAGE == 0:
                 count = min(len(source) // PAGE * PAGE, PIECE)
                 self.hash.update(source[:count])
                 self._put(source[:count])
             else:
-                count = self._pack(source)
-            source, at = source[count:], at + count
+                count = self._buffer(source)
+            source, address = source[count:], address + count
 
-    def _pack(self, source: memoryview) -> int:
+    def _buffer(self, source: memoryview) -> int:
         self._page = self._page or mmap.mmap(-1, PIECE)
         count = min(len(source), PIECE - self._filled)
-        room = memoryview(self._page)[self._filled : self._filled + count]
-        np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(source[:count], np.uint8))
-        self.hash.update(room)  # while it still lies in the cache
+        target = memoryview(self._page)[self._filled : self._filled + count]
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source[:count], np.uint8))
+        self.hash.update(target)  # while it is still in the CPU cache
         self._filled += count
-        if self._filled == PIECE or (self._direct and self._filled % PAGE == 0):  # what follows may begin on a page
-            self._spill()
+        if self._filled == PIECE or (self._direct and self._filled % PAGE == 0):  # the next bytes may begin on a page
+            self._flush_buffer()
         return count
 
-    def _spill(self) -> None:
+    def _flush_buffer(self) -> None:
         if self._page is not None and self._filled:
             filled, self._filled = self._filled, 0
             self._put(memoryview(self._page)[:filled])
@@ -74,13 +74,13 @@ class DirectFile:
     def _put(self, view: memoryview) -> None:
         """Write memory that begins on a page."""
         self.size += len(view)
-        whole = len(view) // PAGE * PAGE if self._direct else 0
+        full_pages = len(view) // PAGE * PAGE if self._direct else 0
         try:
-            done = os.write(self.file, view[:whole]) if whole else 0
+            done = os.write(self.file, view[:full_pages]) if full_pages else 0
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            done = 0  # some file systems refuse only now
+            done = 0  # some file systems reject O_DIRECT only at the first write
         if done < len(view) and self._direct:
             fcntl.fcntl(self.file, fcntl.F_SETFL, fcntl.fcntl(self.file, fcntl.F_GETFL) & ~os.O_DIRECT)
             self._direct = False
@@ -91,10 +91,10 @@ class DirectFile:
             view = view[os.write(self.file, view) :]
 
     def finish(self) -> None:
-        """Write what is left and force everything to the disk."""
-        self._spill()
+        """Write what is buffered and flush the file to the disk."""
+        self._flush_buffer()
         os.fsync(self.file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self.file)

@@ -1,4 +1,4 @@
-"""Memory that is used again: slots wait for the disk in a few large buffers, so that recording does not grow."""
+"""Reused memory: slots wait for the disk in a few large buffers, so that the memory use of recording does not grow."""
 
 import math
 
@@ -11,9 +11,9 @@ ARENA_BYTES = 96 << 20
 
 
 class SlotArena:
-    """Hands out room for the slots of one shard. Cleared, it hands out the same room again.
+    """Allocates tensors for the slots of one shard; after ``clear`` it allocates the same memory again.
 
-    All of it begins on a page, so that it can go to the disk from where it lies. What is not used takes no memory.
+    Every tensor begins on a page, so that it can be written without a copy. Unused parts take no physical memory.
     """
 
     def __init__(self) -> None:
@@ -22,11 +22,11 @@ class SlotArena:
         self._used = 0
 
     def clear(self) -> None:
-        """The shard is on the disk and nobody looks at its slots any more."""
+        """Make all memory available again: the shard is on disk and its slots are no longer read."""
         self._used = 0
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor; when all is given away, in memory of its own."""
+        """An uninitialised tensor, in memory of its own if the arena is full."""
         size = math.prod(shape) * dtype.itemsize
         if not 0 < size <= ARENA_BYTES - self._used:
             return torch.empty(shape, dtype=dtype)
