@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer import Argument, Option
 from typer.core import TyperGroup
 
@@ -24,7 +25,9 @@ from . import reproduce as experiments
 from .ask import RowQuestion, print_answers, require_memory_weights
 from .heads import HeadsInputs, print_reports, write_page
 from .inspect import print_contents
-from .program import pasteable
+from .program import program
+
+PROGRAM = escape(program())
 
 
 class Commands(TyperGroup):
@@ -59,7 +62,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     help="Which training examples is this prediction made of?",
-    epilog=f"Start with [bold]{pasteable('demo')}[/]. See docs/cli.md for more.",
+    epilog=f"Start with [bold]{PROGRAM} demo[/]. See docs/cli.md for more.",
 )
 MemoryPath = Annotated[Path, Argument(help="Folder of a memory written by dualform.record.", show_default=False)]
 ModelName = Annotated[
@@ -95,7 +98,7 @@ def options(
     """Options of all commands."""
 
 
-@app.command(epilog="[bold]Example:[/] dualform demo --out runs/demo")
+@app.command(epilog=f"[bold]Example:[/] {PROGRAM} demo --out runs/demo")
 def demo(
     out: Annotated[Path, Option(help="Folder for the memory, the figures and the report.")] = Path("runs/demo"),
     steps: Annotated[int, Option(help="Number of training steps.", min=1)] = demonstration.STEPS,
@@ -104,17 +107,17 @@ def demo(
     demonstration.run(out, steps, _console())
 
 
-@app.command(epilog="[bold]Example:[/] dualform inspect runs/demo/memory")
+@app.command(epilog=f"[bold]Example:[/] {PROGRAM} inspect runs/demo/memory")
 def inspect(path: MemoryPath) -> None:
     """Show what a memory holds: steps, visits, columns, layers, sizes on disk, certificate and marks."""
     print_contents(open_memory(path), _console())
 
 
-EXAMPLES = """[bold]Examples:[/]
+EXAMPLES = f"""[bold]Examples:[/]
 
-dualform ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npz --rows 0,3,5
+{PROGRAM} ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npz --rows 0,3,5
 
-dualform ask runs/mine --model train:make_model --data test.npz --key images --layer fc1 --score abs --by source"""
+{PROGRAM} ask runs/mine --model train:make_model --data test.npz --key images --layer fc1 --score abs --by source"""
 
 
 @app.command(epilog=EXAMPLES)
@@ -127,7 +130,9 @@ def ask(
     weights: Annotated[Path | None, Option(help="Check that this .safetensors file has the memory's weights.")] = None,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
     layer: Annotated[str | None, Option(help="Layer to ask. Default: the last one.")] = None,
-    by: Annotated[str | None, Option(help="Sum over the groups of this column. Default: label.")] = None,
+    by: Annotated[
+        str | None, Option(help="Sum over the groups of this column. Default: label if noted, else step.")
+    ] = None,
     k: Annotated[int, Option("-k", help="Number of training examples, and of groups at either end.", min=1)] = 10,
     score: Annotated[Score, Option(help="Rank by the contribution, the weight α, or |α|.")] = "contribution",
     target: Annotated[int | None, Option(help="Explain the logit of this class. Default: the predicted one.")] = None,
@@ -154,16 +159,16 @@ def ask(
     print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console())
 
 
-SERVE = """[bold]Examples:[/]
+SERVE = f"""[bold]Examples:[/]
 
-dualform serve runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz
+{PROGRAM} serve runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz
 
-dualform serve runs/mine --model train:make_model --data train:training_set --test train:test_set --classes cat,dog"""  # noqa: E501
+{PROGRAM} serve runs/mine --model train:make_model --data train:training_set --test train:test_set --classes cat,dog"""  # noqa: E501
 
 
-REPORT = """[bold]Example:[/]
+REPORT = f"""[bold]Example:[/]
 
-dualform report runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz --examples 20 -o report.html"""  # noqa: E501
+{PROGRAM} report runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz --examples 20 -o report.html"""  # noqa: E501
 
 
 @app.command(epilog=REPORT)
@@ -228,11 +233,11 @@ def serve(
     listen(explorer, host, port, token, browser, _console())
 
 
-HEADS = """[bold]Examples:[/]
+HEADS = f"""[bold]Examples:[/]
 
-dualform heads model.safetensors test.npz --model train:make_model
+{PROGRAM} heads model.safetensors test.npz --model train:make_model
 
-dualform heads runs/mine test.npz --model train:make_model --layer blocks.0.attn --moments 6 -o heads.html"""
+{PROGRAM} heads runs/mine test.npz --model train:make_model --layer blocks.0.attn --moments 6 -o heads.html"""
 
 
 @app.command(epilog=HEADS)
@@ -280,8 +285,8 @@ def heads(
 
 
 @app.command(
-    epilog="[bold]Examples:[/]\n\ndualform reproduce\n\ndualform reproduce dual-form/single\n\n"
-    "dualform reproduce dual-form --quick"
+    epilog=f"[bold]Examples:[/]\n\n{PROGRAM} reproduce\n\n{PROGRAM} reproduce dual-form/single\n\n"
+    f"{PROGRAM} reproduce dual-form --quick"
 )
 def reproduce(
     experiment: Annotated[

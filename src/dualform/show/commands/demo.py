@@ -97,7 +97,7 @@ def _run(out: Path, steps: int, console: Console) -> Path:
     console.print(
         f"[bold]3. What are three predictions made of?[/] These are the answers of the last layer, {LAYER}.\n"
     )
-    answers, curve = ask(memory, model, data)
+    answers, curve = ask_last_layer(memory, model, data)
     for answer in answers:
         print_answer(console, answer)
     report = save(out, memory, data, DemoFindings(accuracy, certificate, answers, curve))
@@ -163,7 +163,7 @@ def accuracy_of(model: nn.Module, data: DemoDigits) -> float:
         return (model(data.x[data.test]).argmax(1) == data.labels[data.test]).double().mean().item()
 
 
-def ask(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
+def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
     """Ask the last layer about each chosen image: the top examples, sums by label, and the prediction under a mask."""
     with torch.no_grad():
         chosen = choose(model(data.x[data.test]).softmax(1), data.labels[data.test])

@@ -129,7 +129,7 @@ def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestio
     memory = explorer.at(question.step if question.step is not None else explorer.memory.step)
     if isinstance(memory, PendingWork):
         return memory
-    settled = settle(explorer, memory, question)
+    settled = settle_question(explorer, memory, question)
     assert settled.layer and settled.score and settled.by is not None
     label = explorer.label(place)
     spot = explorer.spot(memory, explorer.input(place), settled.target)
@@ -154,7 +154,7 @@ def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestio
         steps=explorer.memory.step,
         question=settled,
         scores=_scores(explorer, settled.layer),
-        eachs=eachs_of(explorer, settled.layer),
+        eachs=hit_units(explorer, settled.layer),
         unit=unit(settled.score, _target(explorer, explained, rival)),
         target=_target(explorer, explained, rival),
         total=TOTAL.format(layer=settled.layer, target=_target(explorer, explained, rival)),
@@ -168,7 +168,7 @@ def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestio
     )
 
 
-def settle(explorer: Explorer, memory: Memory, question: PredictionQuestion) -> PredictionQuestion:
+def settle_question(explorer: Explorer, memory: Memory, question: PredictionQuestion) -> PredictionQuestion:
     """The question with every open choice made, as the memory allows."""
     layer = question.layer or explorer.layers[-1]
     explorer.info(layer)
@@ -181,14 +181,14 @@ def settle(explorer: Explorer, memory: Memory, question: PredictionQuestion) -> 
         raise QueryError(f"the visits have no column '{by}': they have {explorer.columns}.")
     if not 1 <= question.k <= CURVE:
         raise QueryError(f"k={question.k} is out of range: choose a number from 1 to {CURVE}.")
-    eachs = eachs_of(explorer, layer)
+    eachs = hit_units(explorer, layer)
     hit_unit = question.each or eachs[0]
     if hit_unit not in eachs:
         raise QueryError(f"layer '{layer}' cannot be asked for each='{hit_unit}': choose one of {eachs}.")
     return replace(question, layer=layer, score=score, by=by, each=hit_unit, step=memory.step)
 
 
-def eachs_of(explorer: Explorer, layer: str) -> list[HitUnit]:
+def hit_units(explorer: Explorer, layer: str) -> list[HitUnit]:
     """What a tile can be, the default first: the example if it has one row in the layer, else the visit."""
     if explorer.index not in explorer.memory.store.visits.column_names:
         return ["visit"]
@@ -198,7 +198,7 @@ def eachs_of(explorer: Explorer, layer: str) -> list[HitUnit]:
 
 
 def _rival(logits: Tensor, own: int, label: int | None) -> int:
-    """The class to compare with: the true class, or the most probable other class if the true one is explained."""
+    """The class to compare with: the true class, else the most probable other class."""
     if label is not None and label != own:
         return label
     return next(k for k in logits.argsort(descending=True).tolist() if k != own)

@@ -95,7 +95,7 @@ class TrainingSetView:
 
 def training_set(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetView:
     """The training examples, weighed over some test examples."""
-    choice, test = settle(explorer, choice), explorer.test
+    choice, test = settle_choice(explorer, choice), explorer.test
     assert test is not None
     sums = sums_of(explorer, choice)
     labelled = test.labels is not None and not test.is_stream
@@ -122,7 +122,7 @@ def training_set(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSet
     )
 
 
-def settle(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetQuestion:
+def settle_choice(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetQuestion:
     """The choice with a layer, limited to the test examples that exist."""
     if explorer.test is None:
         raise QueryError("there is no test set to weigh training examples over: give one with --test.")
@@ -134,7 +134,7 @@ def settle(explorer: Explorer, choice: TrainingSetQuestion) -> TrainingSetQuesti
 
 def suspects_csv(explorer: Explorer, choice: TrainingSetQuestion) -> str | PendingWork:
     """All training examples as a CSV table, the most suspicious first."""
-    sums = sums_of(explorer, settle(explorer, choice))
+    sums = sums_of(explorer, settle_choice(explorer, choice))
     if isinstance(sums, PendingWork):
         return sums
     if sums.against is None:
