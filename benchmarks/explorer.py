@@ -53,7 +53,7 @@ class Visitor:
     def wait_for(self, explorer):
         """Wait until all that was begun is done."""
         begin = time.perf_counter()
-        while any(pending.state == "running" for pending, *_ in list(explorer.desk.pending.values())):
+        while any(pending.state == "running" for pending, *_ in list(explorer.work_queue.pending.values())):
             time.sleep(0.05)
         return time.perf_counter() - begin
 
@@ -168,13 +168,13 @@ def started(visitor, path, explorer):
     for _ in range(4):
         seconds, page = visitor.get(path)
         took += seconds
-        names = [name for name in explorer.desk.pending if name.encode() in page]
+        names = [name for name in explorer.work_queue.pending if name.encode() in page]
         if not names:
             break
         state = json.loads(visitor.get(f"/work/{names[0]}", "POST")[1])
         said += state["seconds"]
         begin = time.perf_counter()
-        while explorer.desk.state(names[0]) is not None:
+        while explorer.work_queue.state(names[0]) is not None:
             time.sleep(0.02)
         took += time.perf_counter() - begin
     print(path, f"said {said:.1f}, took {took:.1f}", flush=True)

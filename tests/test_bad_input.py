@@ -1,4 +1,4 @@
-"""What cannot work is refused: by the name of the error, in one paragraph, and leaving nothing behind."""
+"""Bad input is rejected with the right error, in one paragraph, and nothing is left behind."""
 
 import gc
 import importlib
@@ -53,10 +53,10 @@ from dualform.errors import (
     WriteError,
 )
 
-files = importlib.import_module("dualform.store.io.atomic_file")
-out = importlib.import_module("dualform.store.io.direct_io")
-tensors = importlib.import_module("dualform.store.format.safetensors_file")
-shelf = importlib.import_module("dualform.record.shards.shard_builder")
+atomic_file = importlib.import_module("dualform.store.io.atomic_file")
+direct_io = importlib.import_module("dualform.store.io.direct_io")
+safetensors_file = importlib.import_module("dualform.store.format.safetensors_file")
+shard_builder = importlib.import_module("dualform.record.shards.shard_builder")
 
 STEPS, BATCH = 3, 4
 NAN, INF = float("nan"), float("inf")
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 @pytest.fixture(autouse=True)
 def as_users_run_it() -> Iterator[None]:
-    """Users have no checks of argument types on; with them on, a wrong option would never reach the library."""
+    """Turn off the type checks of arguments, as for users; with them a wrong option would never reach the library."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -91,7 +91,7 @@ X = data(99)[0]
 
 
 class Scene:
-    """A network, a folder, and all that was recorded with them."""
+    """A network, a folder, and the recordings made with them."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.path = root, root / "memory"
@@ -127,14 +127,14 @@ class Scene:
     # ------------------------------------------------------------------------------------------ after two good steps
 
     def then(self, spoil: Callable[[], Any] = lambda: None, **columns: Any) -> None:
-        """Two good steps, then one with other columns, or that something happens to before the optimiser steps."""
+        """Two good steps, then one with other columns, or one that is spoiled before the optimiser steps."""
         with self.record() as tape:
             self.step(tape)
             self.step(tape)
             self.step(tape, spoil, **columns)
 
     def then_note(self, columns: Mapping[str, Any]) -> None:
-        """Two good steps, then one with these columns alone."""
+        """Two good steps, then one with only these columns."""
         with self.record() as tape:
             self.step(tape)
             self.step(tape)
@@ -152,7 +152,7 @@ class Scene:
             self.optimizer.step()
 
     def poison(self, name: str) -> Callable[[], None]:
-        """One entry of one gradient becomes NaN."""
+        """Set one entry of one gradient to NaN."""
 
         def spoil() -> None:
             grad = self.model.get_parameter(name).grad
@@ -178,7 +178,7 @@ class Scene:
         return self.path
 
     def spoiled(self, name: str, change: Callable[[bytes], bytes | None]) -> Path:
-        """A memory of which one file was changed."""
+        """A memory with one changed file."""
         self.memory()
         file = self.path / name
         changed = change(file.read_bytes())
@@ -283,7 +283,7 @@ def record_over_an_app(scene: Scene, **options: Any) -> None:
 
 
 def in_a_big_layer(scene: Scene) -> None:
-    """One NaN among 6,000 entries: every entry counts in what is looked at before each step."""
+    """One NaN among 6,000 entries: the check before each step covers every entry."""
     scene.model, scene.optimizer = network(100, 60)
     with warnings.catch_warnings(), scene.record() as tape:
         warnings.simplefilter("ignore", DualformWarning)
@@ -356,7 +356,7 @@ MIDDLE, LAST = 2000, -1
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong, the error that says so, some of its words; and where the memory stands afterwards, at least."""
+    """What is wrong, the error and some of its words, and the least step that the memory holds afterwards."""
 
     what: str
     error: type[DualformError]
@@ -370,7 +370,7 @@ Ask = Callable[[dualform.Memory, nn.Module], Any]
 
 
 def unfit(ask: Ask) -> list[tuple[str, Act, tuple[str, ...]]]:
-    """The models that do not fit, each asked the same."""
+    """The models that do not fit, with the same question to each."""
     narrow, missing = named(fc1=linear(6, 4), act=nn.ReLU(), fc2=linear(4)), named(fc1=linear(6, 5))
     return [
         ("of another width", lambda s: ask(s.memory(), narrow), ("'fc1.weight' of shape (5, 6)", "(4, 6)", "trained")),
@@ -641,11 +641,11 @@ ASKING = [
 @pytest.mark.parametrize("case", [*FOLDERS, *RECORDING, *ASKING], ids=lambda case: case.what)
 def test_what_cannot_work_is_refused_in_one_paragraph_and_nothing_is_left_behind(case: Case, tmp_path):
     scene = Scene(tmp_path)
-    with pytest.raises(Exception) as found:
+    with pytest.raises(Exception) as raised:
         case.act(scene)
-    assert found.type is case.error, f"{found.type.__name__}: {found.value}"
-    assert issubclass(found.type, DualformError)
-    message = str(found.value)
+    assert raised.type is case.error, f"{raised.type.__name__}: {raised.value}"
+    assert issubclass(raised.type, DualformError)
+    message = str(raised.value)
     assert "\n" not in message and 20 < len(message) < 600, "one paragraph, please"
     assert "Traceback" not in message and 'File "' not in message
     for words in case.says:
@@ -653,8 +653,8 @@ def test_what_cannot_work_is_refused_in_one_paragraph_and_nothing_is_left_behind
     if case.stands is not None:
         memory = dualform.open(scene.path)
         assert case.stands <= memory.step <= case.stands + 2
-        if said := re.search(r"stands at step (\d+)", message):
-            assert int(said[1]) == memory.step
+        if step_in_message := re.search(r"stands at step (\d+)", message):
+            assert int(step_in_message[1]) == memory.step
         assert all(bool(tensor.isfinite().all()) for tensor in memory.weights().values())
         assert memory.certificate.worst < 1e-10
     scene.check_nothing_is_left()
@@ -667,9 +667,9 @@ def test_every_error_has_its_place_in_the_tree():
 
 
 def _below(error: type) -> Iterator[type]:
-    for each in error.__subclasses__():
-        yield each
-        yield from _below(each)
+    for subclass in error.__subclasses__():
+        yield subclass
+        yield from _below(subclass)
 
 
 # -------------------------------------------------------------------------------------------- what looks bad but is not
@@ -746,22 +746,23 @@ def test_a_column_of_another_size_than_the_batch_is_marked_and_the_weights_stay_
 
 
 def test_an_answer_belongs_to_its_own_target(tmp_path):
-    """Targets are made and thrown away; one that happens to lie where another lay is still another."""
+    """A new target at the memory address of a discarded one is still a new target."""
     scene = Scene(tmp_path)
     memory = scene.memory()
     spot = memory.attend(scene.model, X)
 
-    def asked(spot: Any, target: Any) -> Tensor:
+    def contributions(spot: Any, target: Any) -> Tensor:
         return spot.by("label", layer="fc2", target=target).values
 
     for make in (lambda c: torch.full((BATCH,), c), lambda c: lambda out: out[:, c]):
-        again = [asked(spot, make(c)) for c in (0, 1, 2)]
-        alone = [asked(memory.attend(scene.model, X), make(c)) for c in (0, 1, 2)]
+        again = [contributions(spot, make(c)) for c in (0, 1, 2)]
+        alone = [contributions(memory.attend(scene.model, X), make(c)) for c in (0, 1, 2)]
         assert all(torch.equal(a, b) for a, b in zip(again, alone, strict=True))
     two = memory.attend(scene.model, X[:2])
-    each, pair = asked(two, torch.tensor([0, 1])), asked(two, (0, 1))  # a class for each example, and a difference
-    assert torch.equal(each, asked(memory.attend(scene.model, X[:2]), torch.tensor([0, 1])))
-    assert torch.equal(pair, asked(memory.attend(scene.model, X[:2]), (0, 1)))
+    one_class_each = contributions(two, torch.tensor([0, 1]))
+    difference = contributions(two, (0, 1))
+    assert torch.equal(one_class_each, contributions(memory.attend(scene.model, X[:2]), torch.tensor([0, 1])))
+    assert torch.equal(difference, contributions(memory.attend(scene.model, X[:2]), (0, 1)))
 
 
 # --------------------------------------------------------------------------------------- a batch that had to be skipped
@@ -790,7 +791,7 @@ def test_steps_that_a_loss_scaler_skips_are_no_steps(tmp_path):
     torch.manual_seed(0)
     model = named(fc1=nn.Linear(6, 5), act=nn.ReLU(), fc2=nn.Linear(5, 3))
     optimizer = optim.SGD(model.parameters(), lr=0.1)
-    scaler, taken = torch.amp.GradScaler("cpu", init_scale=2.0**127), 0
+    scaler, taken_steps = torch.amp.GradScaler("cpu", init_scale=2.0**127), 0
     with dualform.record(model, optimizer, tmp_path / "m", dtype="float32", progress=False) as tape:
         for step in range(8):
             x, y = data(step)
@@ -800,10 +801,10 @@ def test_steps_that_a_loss_scaler_skips_are_no_steps(tmp_path):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            taken += scaler.get_scale() == scale
-    assert 0 < taken < 8, "the scaler should have skipped some steps"
+            taken_steps += scaler.get_scale() == scale
+    assert 0 < taken_steps < 8, "the scaler should have skipped some steps"
     memory = dualform.open(tmp_path / "m")
-    assert memory.step == taken
+    assert memory.step == taken_steps
     assert memory.check(model, full=True).worst < 1e-4  # float32
 
 
@@ -823,25 +824,25 @@ def test_large_gradients_are_not_taken_for_infinite_ones(dtype, size, tmp_path):
     assert tape.step == dualform.open(tmp_path / "m").step == 2
 
 
-# ----------------------------------------------------------------------------------------------- what is not ours stays
+# ---------------------------------------------------------------------------------------------- files of other programs
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("part", ["shards", "calls", "visits", "steps", "snapshots"])
-def test_recording_removes_no_file_of_another_hand(part, overwrite, tmp_path):
-    """A folder of runs may well have its own ``snapshots``: refuse it or leave it, but never empty it."""
+def test_recording_removes_no_file_that_it_did_not_write(part, overwrite, tmp_path):
+    """A folder of runs may have its own ``snapshots``: reject or ignore it, but never empty it."""
     scene = Scene(tmp_path)
-    mine = scene.path / part / "keep.txt"
+    foreign_file = scene.path / part / "keep.txt"
     if overwrite:
         scene.memory()
-    mine.parent.mkdir(parents=True, exist_ok=True)
-    mine.write_text("weeks of work")
+    foreign_file.parent.mkdir(parents=True, exist_ok=True)
+    foreign_file.write_text("weeks of work")
     try:
         with scene.record(overwrite=overwrite) as tape:
             scene.step(tape)
     except DualformError:
         pass
-    assert mine.exists() and mine.read_text() == "weeks of work"
+    assert foreign_file.exists() and foreign_file.read_text() == "weeks of work"
 
 
 # ------------------------------------------------------------------------------------------------------ another process
@@ -888,9 +889,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(disk)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
+    mount = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
     yield disk
     gc.collect()  # tensors that still look into files of the disk would keep it busy
     if subprocess.run(["umount", str(disk)], capture_output=True, check=False).returncode:
@@ -898,10 +899,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(params=["through the cache", "past the cache", "past the cache, refused"])
-def way_to_the_disk(request, monkeypatch) -> str:
-    """Large files are written past the page cache where the file system takes that; some refuse a write at last."""
+def write_path(request, monkeypatch) -> str:
+    """Large files bypass the page cache if the file system allows it; some file systems reject such a write late."""
     if request.param != "through the cache":
-        monkeypatch.setattr(out, "DIRECT_FROM", 1)
+        monkeypatch.setattr(direct_io, "DIRECT_FROM", 1)
     if request.param == "past the cache, refused":
         direct, write = os.O_DIRECT, os.write
         import fcntl
@@ -911,12 +912,12 @@ def way_to_the_disk(request, monkeypatch) -> str:
                 raise OSError(22, "Invalid argument")
             return write(file, content)
 
-        monkeypatch.setattr(out.os, "write", refusing)
+        monkeypatch.setattr(direct_io.os, "write", refusing)
     return request.param
 
 
-def test_a_full_disk_ends_the_recording_at_a_complete_step(small_disk, way_to_the_disk, monkeypatch):
-    monkeypatch.setattr(shelf, "SHARD_SECONDS", 0.0)  # a shard a step
+def test_a_full_disk_ends_the_recording_at_a_complete_step(small_disk, write_path, monkeypatch):
+    monkeypatch.setattr(shard_builder, "SHARD_SECONDS", 0.0)  # a shard a step
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(SMALL_DISK // 2))
     path, history = small_disk / "memory", {}
@@ -931,25 +932,25 @@ def test_a_full_disk_ends_the_recording_at_a_complete_step(small_disk, way_to_th
             history[tape.step] = [*map(_copied, (model.state_dict(), optimizer.state_dict()))]
 
     model, optimizer = network(100, 20)
-    with warnings.catch_warnings(), pytest.raises(WriteError, match=r"the disk is full.*make room.*resume=") as found:
+    with warnings.catch_warnings(), pytest.raises(WriteError, match=r"the disk is full.*make room.*resume=") as raised:
         warnings.simplefilter("ignore", DualformWarning)  # says the same once more
         with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
             train(model, optimizer, tape, 200)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
     assert not list(small_disk.rglob("*.partial"))
     memory = dualform.open(path)
-    stands = memory.step
-    assert 3 < stands < 200
-    model.load_state_dict(history[stands][0])
+    last_step = memory.step
+    assert 3 < last_step < 200
+    model.load_state_dict(history[last_step][0])
     assert memory.check(model, full=True).worst < 1e-12 and memory.certificate.worst < 1e-12
     del memory
 
     ballast.unlink()
-    optimizer.load_state_dict(history[stands][1])
+    optimizer.load_state_dict(history[last_step][1])
     optimizer.zero_grad()
-    with dualform.record(model, optimizer, path, dtype="float64", resume=stands, progress=False) as tape:
-        train(model, optimizer, tape, stands + 5)
-    assert dualform.open(path).step == stands + 5
+    with dualform.record(model, optimizer, path, dtype="float64", resume=last_step, progress=False) as tape:
+        train(model, optimizer, tape, last_step + 5)
+    assert dualform.open(path).step == last_step + 5
     assert dualform.open(path).check(model, full=True).worst < 1e-12
 
 
@@ -957,8 +958,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list) else value
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_nothing(small_disk):
@@ -977,21 +978,21 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(small_disk):
 
 
 @pytest.mark.parametrize("over", [-8192, 0, 1, 4096, 40_960, 400_000, 1 << 20, 3 << 20])
-def test_a_file_that_does_not_fit_is_never_taken_for_a_whole_one(over, small_disk, way_to_the_disk):
+def test_a_file_that_does_not_fit_is_never_taken_for_a_whole_one(over, small_disk, write_path):
     (small_disk / "ballast").write_bytes(bytes(300_000))
     room = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     file = small_disk / "slots.safetensors"
     try:
-        entry = tensors.write_tensors(file, {"keys": [torch.arange((room + over) // 8)]})
+        entry = safetensors_file.write_tensors(file, {"keys": [torch.arange((room + over) // 8)]})
     except WriteError:
         assert not list(small_disk.glob("slots*"))
         return
-    files.verify(file, entry, content=True)
+    atomic_file.verify(file, entry, content=True)
     assert over < 0
 
 
 def test_a_manifest_says_what_it_holds(tmp_path):
-    """The other side of the table: the numbers that a changed manifest is caught by."""
+    """The numbers by which a changed manifest is detected."""
     scene = Scene(tmp_path)
     scene.memory()
     manifest = json.loads((scene.path / "manifest.json").read_text())

@@ -12,7 +12,7 @@ import dualform
 from dualform.data import aesop, cifar10, fashion_mnist, mnist, wikitext2
 from dualform.errors import DataNotFound, QueryError
 from dualform.show.commands import cli
-from dualform.show.commands.reproduce import known, paper, reproduce
+from dualform.show.commands.reproduce import experiment_names, paper, reproduce
 
 paper("dual-form")  # puts the source tree on the path
 
@@ -172,14 +172,14 @@ def call(*words: object):
 def test_without_a_name_all_experiments_are_listed():
     result = call()
     assert result.exit_code == 0
-    assert result.stdout.split() == known()
-    assert known()[: len(EXPERIMENTS)] == [f"dual-form/{experiment}" for experiment in EXPERIMENTS]
+    assert result.stdout.split() == experiment_names()
+    assert experiment_names()[: len(EXPERIMENTS)] == [f"dual-form/{experiment}" for experiment in EXPERIMENTS]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("other/single",), "no paper 'other'"),
+        (("other/single",), "no experiments of a paper 'other'"),
         (("dual-form/other",), "no experiment 'other'"),
         (("dual-form/single", "--variant", "other"), "no variant 'other'"),
     ],

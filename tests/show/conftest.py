@@ -50,12 +50,12 @@ def recorded(tmp_path_factory) -> Recorded:
 
 def few_steps(model: nn.Module, path: Path, inputs: tuple[Tensor, ...], labels: Tensor, steps: int = 12) -> Path:
     """Train on a few batches, recorded."""
-    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with record(model, optimizer, path, dtype="float32", progress=False) as tape:
         for step in range(steps):
             index = torch.arange(5 * step, 5 * step + 5) % len(labels)
             tape.note(index=index, label=labels[index])
-            nn.functional.cross_entropy(model(*(each[index] for each in inputs)), labels[index]).backward()
+            nn.functional.cross_entropy(model(*(tensor[index] for tensor in inputs)), labels[index]).backward()
             optimizer.step()
             optimizer.zero_grad()
     return path

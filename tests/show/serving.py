@@ -49,8 +49,8 @@ class Served:
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read())
+            fields = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, fields, response.read())
         finally:
             connection.close()
 
@@ -68,4 +68,4 @@ def serving(explorer: Explorer, host: str = "127.0.0.1", token: str | None = Non
     finally:
         server.should_exit = True
         thread.join(10)
-        explorer.desk.close()
+        explorer.work_queue.close()

@@ -18,7 +18,7 @@ from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.views.allocation import ThroughTraining
 from dualform.show.views.attention import AttentionQuestion, attention
 from dualform.show.views.explorer import ExamplePlace, Explorer
-from dualform.show.views.heads import see
+from dualform.show.views.heads import call_of_layer
 from dualform.show.views.prediction import PredictionView
 from dualform.show.views.render import as_plain
 from dualform.show.views.support import members
@@ -96,7 +96,7 @@ def explorer_of(model: nn.Module, folder, steps: int = 3) -> Explorer:
 def test_of_several_calls_the_last_one_is_seen(tmp_path):
     torch.manual_seed(0)
     explorer = explorer_of(Twice(), tmp_path)
-    seen = see(explorer.model, explorer.model.get_submodule("ours"), explorer.memory, explorer.input(FOURTH))
+    seen = call_of_layer(explorer.model, explorer.model.get_submodule("ours"), explorer.memory, explorer.input(FOURTH))
     assert seen.context is not None and not seen.causal and torch.equal(seen.context, seen.x[:, :9].flip(1))
     view = attention(explorer, FOURTH, AttentionQuestion("ours", token=12))
     assert view.support is not None and view.looks == pytest.approx(seen.weights.mean(0)[12].tolist())
@@ -104,11 +104,11 @@ def test_of_several_calls_the_last_one_is_seen(tmp_path):
     assert view.calls == ["16 tokens, themselves", "16 tokens, 9 others"] and view.looking.call == 1
     first = attention(explorer, FOURTH, AttentionQuestion("ours", call=0))
     assert len(first.tokens) == 16 and first.looking.token == 15 and not torch.tensor(first.weights).triu(1).any()
-    with pytest.raises(QueryError, match="call 2 of this attention layer is not there: it was called 2 times"):
+    with pytest.raises(QueryError, match="there is no call 2 of this attention layer: it was called 2 times"):
         attention(explorer, FOURTH, AttentionQuestion("ours", call=2))
     with serving(explorer) as served:  # one looks from another sequence than one looks at
         page = served.get("/attention/test/4?layer=ours&token=12")
-        assert page.status == 200 and "token=3" not in page.text and "seen from query token 12" in page.text
+        assert page.status == 200 and "token=3" not in page.text and "What query token 12 attends to" in page.text
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "band"])
@@ -226,7 +226,7 @@ def test_the_page_shows_which_heads_share_keys_and_how_that_came_to_be(name, tmp
     few_steps(model, tmp_path / "memory", (pictures,), labels, 9)
     examples = Examples(pictures, labels)
     explorer = Explorer(open_memory(tmp_path / "memory"), model.eval(), examples, examples)
-    explorer.desk.patience = math.inf
+    explorer.work_queue.patience = math.inf
     found = attention(explorer, FOURTH, AttentionQuestion("blocks.1.attn")).allocation
     assert found is not None and found.heads == 8
     assert [head for each in found.groups for head in each.heads] == list(range(8))

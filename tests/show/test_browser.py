@@ -90,7 +90,7 @@ def digits(browser, digits_explorer) -> Iterator[Visit]:
 
 @pytest.fixture
 def text(browser, text_explorer) -> Iterator[Visit]:
-    text_explorer.desk.patience = 1e-3
+    text_explorer.work_queue.patience = 1e-3
     with serving(text_explorer) as served:
         visit = Visit(browser, served)
         yield visit
@@ -107,10 +107,10 @@ def test_a_visitor_looks_at_a_prediction(digits):
     digits.wait_for(lambda: page.get_by_text("fc1", exact=True).click())
     assert "layer=fc1" in page.url and page.locator("input[name=layer]:checked").input_value() == "fc1"
     assert page.locator(".hits figure").all_inner_texts() != first
-    digits.wait_for(lambda: page.get_by_label("Each tile is").select_option("visit"))
+    digits.wait_for(lambda: page.get_by_label("One tile per").select_option("visit"))
     digits.wait_for(lambda: page.get_by_label("Score").select_option("abs"))
     assert "score=abs" in page.url and "α" in page.locator(".hits figure b").first.inner_text()
-    digits.wait_for(lambda: page.get_by_label("How many").fill("5") or page.keyboard.press("Enter"))
+    digits.wait_for(lambda: page.get_by_label("Number of tiles").fill("5") or page.keyboard.press("Enter"))
     assert page.locator(".hits figure").count() == 5
     digits.wait_for(page.go_back)
     assert page.locator(".hits figure").count() == 12
@@ -138,7 +138,7 @@ def test_a_mask_changes_the_answer_and_one_click_undoes_it(digits):
     digits.shot("what-if")
     digits.wait_for(lambda: page.get_by_role("link", name="Undo all").click())
     assert "Tick something" in digits.says() and not page.get_by_label(f"label {said}").is_checked()
-    digits.wait_for(lambda: page.get_by_label("example number").fill("17") or page.keyboard.press("Enter"))
+    digits.wait_for(lambda: page.get_by_label("number of an example").fill("17") or page.keyboard.press("Enter"))
     assert "example=17" in page.url and "Without" in digits.says()
     digits.wait_for(lambda: page.get_by_label("visits where").fill("label = 3") or page.keyboard.press("Enter"))
     assert "filter=label" in page.url and "example=17" in page.url
@@ -149,10 +149,10 @@ def test_a_visitor_brings_a_picture_and_draws_one(digits, tmp_path):
     (tmp_path / "mine.png").write_bytes(png(examples.pixels(examples.row(3)[0])))
     page = digits.go("/prediction/test/3").page
     theirs = digits.says().split(",")[0]
-    page.get_by_text("Ask about something of your own").click()
+    page.get_by_text("Ask about your own input").click()
     digits.wait_for(lambda: page.locator("[data-upload]").set_input_files(tmp_path / "mine.png"))
     assert page.url.endswith("/prediction/own/0") and digits.says().rstrip(".") == theirs
-    page.get_by_text("Ask about something of your own").click()
+    page.get_by_text("Ask about your own input").click()
     page.get_by_role("button", name="Ask about the drawing").click()
     page.get_by_text("Draw something first.").last.wait_for()
     page.locator("[data-draw]").scroll_into_view_if_needed()
@@ -172,9 +172,9 @@ def test_a_visitor_brings_a_picture_and_draws_one(digits, tmp_path):
 def test_a_file_that_is_no_picture_is_refused_in_a_sentence(digits, tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     page = digits.go("/prediction/test/3").page
-    page.get_by_text("Ask about something of your own").click()
+    page.get_by_text("Ask about your own input").click()
     page.locator("[data-upload]").set_input_files(tmp_path / "text.png")
-    page.get_by_text("no picture that can be read").last.wait_for()
+    page.get_by_text("cannot be read as a picture").last.wait_for()
     assert page.url.endswith("/prediction/test/3")
     assert [each for each in digits.complaints if "400" in each] == digits.complaints  # the browser's own line about it
     digits.complaints.clear()
@@ -192,9 +192,9 @@ def test_a_visitor_exports_the_suspects(digits):
     page = digits.go("/training").page
     assert page.locator("section h2").first.inner_text().startswith("Suspects")
     digits.shot("training")
-    digits.wait_for(lambda: page.get_by_label("Over the first").fill("30") or page.keyboard.press("Enter"))
+    digits.wait_for(lambda: page.get_by_label("Use the first").fill("30") or page.keyboard.press("Enter"))
     with page.expect_download() as download:
-        page.get_by_role("link", name="All as CSV").click()
+        page.get_by_role("link", name="Download all as CSV").click()
     lines = Path(download.value.path()).read_text().splitlines()
     assert lines[0].startswith('"index","label","against') and len(lines) > 1000
     page.get_by_role("link", name="Run").click()
@@ -211,7 +211,7 @@ def test_keys_go_to_other_examples_and_views(digits):
     page.keyboard.press("Alt+2")
     page.wait_for_url("**/what-if/test/3")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
 
 
 def test_every_field_has_a_label_and_every_page_one_heading(digits):
@@ -249,7 +249,7 @@ def test_a_visitor_asks_about_a_text(text):
     text.wait_for(lambda: page.locator("[data-start]").click())
     assert page.locator(".hits mark").count() == 12 and page.locator(".totals tr.total").count() == 1
     text.shot("text")
-    page.get_by_text("Ask about something of your own").click()
+    page.get_by_text("Ask about your own input").click()
     page.locator("[data-text]").fill("The network says")
     text.wait_for(lambda: page.get_by_role("button", name="Ask", exact=True).click())
     assert page.url.endswith("/prediction/own/0")
@@ -285,7 +285,7 @@ def test_a_visitor_clicks_on_a_step_of_a_series(browser, series_explorer):
         steps = page.locator(".series.large a")
         assert steps.count() == len(series_explorer.shown(ExamplePlace("test", 4)).lines.values[0])
         visit.wait_for(lambda: steps.nth(3).click())
-        assert "token=3" in page.url and "seen from t = 3" in page.locator("main h2").first.inner_text()
+        assert "token=3" in page.url and "What t = 3 attends to" in page.locator("main h2").first.inner_text()
         assert page.locator(".series.large .asking").count() == 1
         visit.wait_for(lambda: page.get_by_label("Head").select_option("2"))
         rows = page.locator(".support tbody tr")
@@ -293,9 +293,9 @@ def test_a_visitor_clicks_on_a_step_of_a_series(browser, series_explorer):
         shares = [float(text.split()[-2].replace("−", "-")) for text in rows.all_inner_texts()]
         assert sum(shares) == pytest.approx(100, abs=0.3)
         before = rows.all_inner_texts()
-        visit.wait_for(lambda: page.get_by_label("Support by").select_option("dual"))
+        visit.wait_for(lambda: page.get_by_label("Rank support tokens by").select_option("dual"))
         assert sorted(rows.all_inner_texts()) == sorted(before)
-        visit.wait_for(lambda: page.get_by_label("Recalled by").select_option("blocks.0.attn.key.4"))
+        visit.wait_for(lambda: page.get_by_label("Training examples of").select_option("blocks.0.attn.key.4"))
         assert "blocks.0.attn.key.4" in page.locator("main h2").nth(2).inner_text()
         visit.is_fine()
         page.close()
@@ -305,9 +305,9 @@ def test_a_visitor_clicks_on_a_patch_of_a_picture(browser, patches_explorer):
     with serving(patches_explorer) as served:
         visit = Visit(browser, served).go("/attention/test/4")
         page = visit.page
-        assert "seen from the class token" in page.locator("main h2").first.inner_text()
+        assert "What the class token attends to" in page.locator("main h2").first.inner_text()
         visit.wait_for(lambda: page.locator(".picture.large a").nth(6).click())
-        assert "token=7" in page.url and "seen from row 2, column 3" in page.locator("main h2").first.inner_text()
+        assert "token=7" in page.url and "What row 2, column 3 attends to" in page.locator("main h2").first.inner_text()
         assert page.locator(".support .picture.tiny").count() == 8
         visit.wait_for(lambda: page.get_by_role("link", name="the class token").click())
         assert "token=0" in page.url

@@ -80,8 +80,8 @@ def test_inspect_says_that_a_recording_was_interrupted(tmp_path):
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         raise KeyboardInterrupt
-    said = " ".join(call("inspect", tmp_path / "m").stdout.split())
-    assert "interrupted (KeyboardInterrupt): the memory ends with the last complete step, 1." in said
+    printed = " ".join(call("inspect", tmp_path / "m").stdout.split())
+    assert "interrupted (KeyboardInterrupt): the memory ends with the last complete step, 1." in printed
 
 
 def test_inspect_shows_marks(tmp_path):
@@ -220,8 +220,8 @@ def test_ask_gives_a_model_its_padding_too(series_run, tmp_path):
     waves, padding, labels = some_series()
     model = open_memory(series_run).load_into(series_model()).eval()
     np.savez(tmp_path / "x.npz", inputs=waves, padding=padding, labels=labels)
-    made = 'dualform.models:SeriesClassifier(3, 16, 3, width=16, heads=4, layers=1, hidden=16, attention="bn+sh")'
-    result = call("ask", series_run, "--model", made, "--data", tmp_path / "x.npz", "--rows", "4", "-k", 2)
+    model_name = 'dualform.models:SeriesClassifier(3, 16, 3, width=16, heads=4, layers=1, hidden=16, attention="bn+sh")'
+    result = call("ask", series_run, "--model", model_name, "--data", tmp_path / "x.npz", "--rows", "4", "-k", 2)
     with torch.no_grad():
         logit = model(waves[4:5], padding[4:5]).max()
     assert result.exit_code == 0 and f"with a logit of {float(logit):+.2f}" in result.stdout, result.stderr
@@ -267,25 +267,25 @@ def digits_files(digits_run, tmp_path_factory) -> dict[str, str]:
 
 def test_ask_shows_pictures_and_bars(digits_files):
     files = digits_files
-    asked = ["ask", files["memory"], "--model", files["model"], "--data", files["test"], "--rows", "3", "-k", "4"]
+    command = ["ask", files["memory"], "--model", files["model"], "--data", files["test"], "--rows", "3", "-k", "4"]
     names = ",".join(["zero", "one", *"23456789"])
-    result = call(*asked, "--train", files["train"], "--classes", names)
+    result = call(*command, "--train", files["train"], "--classes", names)
     assert result.exit_code == 0, result.stderr
     assert "the network says one (class 1)" in result.stdout
     assert "▓" in result.stdout and "│" in result.stdout
-    assert "▓" in call(*asked).stdout, "the asked image is shown without training examples too"
+    assert "▓" in call(*command).stdout, "the asked image is shown without training examples too"
 
 
 def test_report_writes_one_file(digits_files, tmp_path):
     files, out = digits_files, tmp_path / "report.html"
-    asked = ["report", files["memory"], "--model", files["model"], "--data", files["train"], "--test", files["test"]]
-    result = call(*asked, "--examples", "4", "--weigh", "30", "-o", out, "--title", "Four digits")
+    command = ["report", files["memory"], "--model", files["model"], "--data", files["train"], "--test", files["test"]]
+    result = call(*command, "--examples", "4", "--weigh", "30", "-o", out, "--title", "Four digits")
     assert result.exit_code == 0, result.stderr
     text = out.read_text(encoding="utf-8")
     assert text.count('class="one"') == 4 and "Four digits" in text and str(out) in result.stdout.replace("\n", "")
-    result = call(*asked, "--rows", "0,3,499", "--weigh", "0", "-o", out)
+    result = call(*command, "--rows", "0,3,499", "--weigh", "0", "-o", out)
     assert result.exit_code == 0 and out.read_text(encoding="utf-8").count('class="one"') == 3
-    assert "no example 500" in call(*asked, "--rows", "500", "-o", out).stderr
+    assert "no example 500" in call(*command, "--rows", "500", "-o", out).stderr
 
 
 @pytest.mark.parametrize(

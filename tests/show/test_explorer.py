@@ -1,7 +1,10 @@
 """What the explorer shows is what the memory says."""
 
 import csv
+import subprocess
+import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from dualform.errors import QueryError
-from dualform.explain import open_memory
+from dualform.explain import Memory, open_memory
 from dualform.explain.groups import stretch_edges
 from dualform.models import MLP
 from dualform.record import record
@@ -20,18 +23,26 @@ from dualform.show.views.attention import AttentionQuestion, attention
 from dualform.show.views.explorer import ExamplePlace, Explorer, visible
 from dualform.show.views.prediction import PredictionQuestion, PredictionView, predict
 from dualform.show.views.render import as_plain
-from dualform.show.views.run import run, seen
+from dualform.show.views.run import run, visits_of
 from dualform.show.views.training import TrainingSetQuestion, suspects_csv, training_set
-from dualform.show.views.whatif import REMOVED, STRETCHES, WhatIfMasks, what_if
-from dualform.show.views.work import PendingWork, WorkDesk
+from dualform.show.views.whatif import (
+    REMOVED,
+    STRETCHES,
+    WhatIfMasks,
+    edges_of,
+    ledger_of,
+    ledger_of_time,
+    what_if,
+)
+from dualform.show.views.work import PendingWork, WorkQueue
 
 THIRD = ExamplePlace("test", 3)
 
 
-def asked(explorer: Explorer, question: PredictionQuestion, place: ExamplePlace = THIRD) -> PredictionView:
-    found = predict(explorer, place, question)
-    assert isinstance(found, PredictionView)
-    return found
+def answer_of(explorer: Explorer, question: PredictionQuestion, place: ExamplePlace = THIRD) -> PredictionView:
+    view = predict(explorer, place, question)
+    assert isinstance(view, PredictionView)
+    return view
 
 
 @pytest.mark.parametrize("layer", ["fc1", "fc2"])
@@ -39,7 +50,7 @@ def asked(explorer: Explorer, question: PredictionQuestion, place: ExamplePlace 
 @pytest.mark.parametrize("step", [60, 25])
 def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, score, step):
     explorer = digits_explorer
-    view = asked(explorer, PredictionQuestion(layer, score, step=step, k=5, each="visit"))
+    view = answer_of(explorer, PredictionQuestion(layer, score, step=step, k=5, each="visit"))
     memory = explorer.memory.at(step)
     spot = memory.attend(explorer.model, explorer.input(THIRD))
     best = list(spot.top(5, layer=layer, score=score))
@@ -63,7 +74,7 @@ def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, sc
 
 
 def test_another_target_and_order(digits_explorer):
-    view = asked(digits_explorer, PredictionQuestion(target=8, order="smallest", k=3, each="visit"))
+    view = answer_of(digits_explorer, PredictionQuestion(target=8, order="smallest", k=3, each="visit"))
     spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
     assert view.examples is not None
     assert [e.contribution for e in view.examples] == pytest.approx(
@@ -75,7 +86,7 @@ def test_another_target_and_order(digits_explorer):
 @pytest.mark.parametrize("score", ["contribution", "abs"])
 @pytest.mark.parametrize("order", ["largest", "smallest", "magnitude"])
 def test_examples_are_shown_with_all_their_visits_together(digits_explorer, score, order):
-    view = asked(digits_explorer, PredictionQuestion("fc1", score, order, k=4))
+    view = answer_of(digits_explorer, PredictionQuestion("fc1", score, order, k=4))
     groups = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD)).by(
         "index", layer="fc1", score=score
     )
@@ -94,17 +105,17 @@ def test_one_class_rather_than_another(digits_explorer):
         for row in range(500)
         if int(explorer.predict(ExamplePlace("test", row))[0].argmax()) != explorer.test.label(row)
     )
-    view = asked(explorer, PredictionQuestion(rather=True), wrong)
+    view = answer_of(explorer, PredictionQuestion(rather=True), wrong)
     said, label = view.says[0], view.label
     true = next(each for each in view.says if each.number == label)
     assert view.totals[-1].value == pytest.approx(said.logit - true.logit, abs=1e-3)
     assert "less that of" in view.target
-    right = asked(explorer, PredictionQuestion(rather=True))
+    right = answer_of(explorer, PredictionQuestion(rather=True))
     assert right.totals[-1].value == pytest.approx(right.says[0].logit - right.says[1].logit, abs=1e-3)
 
 
 def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
-    view = asked(digits_explorer, PredictionQuestion(step=0))
+    view = answer_of(digits_explorer, PredictionQuestion(step=0))
     assert view.examples == [] and view.totals == [] and "nothing was learned" in view.notes[0]
     with torch.no_grad():
         torch.manual_seed(0)
@@ -161,7 +172,7 @@ def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
 
 def test_the_top_examples_of_a_prediction_can_be_masked(digits_explorer):
     assert what_if(digits_explorer, THIRD, WhatIfMasks()).examples == []
-    best = asked(digits_explorer, PredictionQuestion(k=3, each="visit")).examples
+    best = answer_of(digits_explorer, PredictionQuestion(k=3, each="visit")).examples
     assert best
     offered = what_if(digits_explorer, THIRD, WhatIfMasks(examples=(17,))).examples
     assert offered[0].index == 17 and offered[0].ticked and offered[1].index == best[0].index
@@ -176,14 +187,14 @@ def test_undoing_a_mask_gives_the_network_back(digits_explorer):
 
 
 def test_masks_that_make_no_sense_are_refused(digits_explorer):
-    for masks, said in (
+    for masks, words in (
         (WhatIfMasks(groups=("eleven",)), "no group 'eleven'"),
         (WhatIfMasks(filter="drop table visits"), "cannot read"),
         (WhatIfMasks(filter="x" * 501), "longer than"),
-        (WhatIfMasks(after=40, upto=40), "nothing lies"),
+        (WhatIfMasks(after=40, upto=40), "no step lies"),
     ):
         view = what_if(digits_explorer, THIRD, masks)
-        assert said in view.problem and view.without is None and view.hidden == 0
+        assert words in view.problem and view.without is None and view.hidden == 0
 
 
 def test_one_end_of_a_time_is_enough(digits_explorer):
@@ -252,25 +263,27 @@ def test_suspects_find_wrong_labels(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     test = Examples(data.x[data.test], data.labels[data.test])
-    explorer = Explorer(open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, desk=WorkDesk(1e9))
+    explorer = Explorer(
+        open_memory(tmp_path / "memory"), model, Examples(data.x, labels), test, work_queue=WorkQueue(1e9)
+    )
     table = suspects_csv(explorer, TrainingSetQuestion(rows=200))
     assert isinstance(table, str)
     lines = list(csv.reader(table.splitlines()))
     assert lines[0][:3] == ["index", "label", "against other labels"]
-    found = np.array([int(line[0]) for line in lines[1:]])
+    indices = np.array([int(line[0]) for line in lines[1:]])
     against = np.array([float(line[2]) for line in lines[1:]])
     assert list(against) == sorted(against, reverse=True)
-    assert roc_auc_score(np.isin(found, wrong.numpy()), against) > 0.95
-    assert np.isin(found[:50], wrong.numpy()).mean() > 0.8
+    assert roc_auc_score(np.isin(indices, wrong.numpy()), against) > 0.95
+    assert np.isin(indices[:50], wrong.numpy()).mean() > 0.8
 
 
 def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run):
     path, data = adam_run
     examples = Examples(data.x, data.labels)
-    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, desk=WorkDesk(1e9))
+    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, work_queue=WorkQueue(1e9))
     for layer in explorer.layers:
         for by in ("label", "index"):
-            view = asked(explorer, PredictionQuestion(layer, by=by), ExamplePlace("test", 3))
+            view = answer_of(explorer, PredictionQuestion(layer, by=by), ExamplePlace("test", 3))
             assert view.question.each == "visit" and view.examples and view.residual is not None
             assert abs(view.residual) < 1e-3 * max(1.0, abs(view.totals[-1].value))
     assert what_if(explorer, ExamplePlace("test", 3), WhatIfMasks(groups=("1",))).without is not None
@@ -281,10 +294,10 @@ def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run)
 
 def test_a_text_is_shown_with_its_tokens(text_explorer):
     explorer = text_explorer
-    explorer.desk.patience = 1e9
+    explorer.work_queue.patience = 1e9
     for layer in explorer.layers:
         for score in ("contribution", "abs"):
-            view = asked(explorer, PredictionQuestion(layer, score, k=3, each="visit"), ExamplePlace("test", 40))
+            view = answer_of(explorer, PredictionQuestion(layer, score, k=3, each="visit"), ExamplePlace("test", 40))
             assert view.shown.kind == "text" and len(view.shown.tokens) == 20 and view.examples
             for each in view.examples:
                 assert each.shown is not None and each.shown.mark is not None
@@ -315,7 +328,7 @@ def test_the_heads_of_attention_are_those_of_the_layer(attention_explorer):
     ):
         with pytest.raises(QueryError):
             attention(explorer, ExamplePlace("test", 4), looking)
-    assert asked(explorer, PredictionQuestion(), ExamplePlace("test", 4)).says[0].name in ("red", "green", "blue")
+    assert answer_of(explorer, PredictionQuestion(), ExamplePlace("test", 4)).says[0].name in ("red", "green", "blue")
 
 
 def test_a_network_without_attention_says_so(digits_explorer):
@@ -327,19 +340,19 @@ def test_the_run_tells_what_was_recorded(digits_explorer):
     view = run(digits_explorer)
     assert view.steps == 60 and view.rates == [(1, 0.1)] and view.worst is not None and view.worst < 1e-4
     assert {each.name for each in view.layers} == {"fc1", "fc2"} and view.marks == []
-    example = seen(digits_explorer, 3043)
+    example = visits_of(digits_explorer, 3043)
     visits = digits_explorer.memory.visits
     assert example.count == int((visits["index"].to_numpy() == 3043).sum()) == len(example.visits)
     with pytest.raises(QueryError, match="no training example"):
-        seen(digits_explorer, 10**9)
+        visits_of(digits_explorer, 10**9)
 
 
 # ---------------------------------------------------------------- what takes a while
 
 
-def wait(desk: WorkDesk, pending: PendingWork) -> None:
+def wait(queue: WorkQueue, pending: PendingWork) -> None:
     for _ in range(400):
-        if desk.state(pending.name) is None or pending.state == "failed":
+        if queue.state(pending.name) is None or pending.state == "failed":
             return
         time.sleep(0.02)
     raise AssertionError("it never ends")
@@ -347,44 +360,118 @@ def wait(desk: WorkDesk, pending: PendingWork) -> None:
 
 def test_what_takes_long_is_announced_done_behind_and_kept(text_explorer):
     explorer = text_explorer
-    explorer.desk.patience = 0.0
+    explorer.work_queue.patience = 0.0
     question = PredictionQuestion("output", "contribution", k=3)
-    first = asked(explorer, question, ExamplePlace("test", 40))
+    first = answer_of(explorer, question, ExamplePlace("test", 40))
     assert first.pending is not None and first.pending.seconds > 0 and first.examples is None
     assert first.says, "what the network says is shown at once"
-    started = explorer.desk.start(first.pending.name)
+    started = explorer.work_queue.start(first.pending.name)
     assert started is first.pending
-    wait(explorer.desk, started)
-    second = asked(explorer, question, ExamplePlace("test", 40))
+    wait(explorer.work_queue, started)
+    second = answer_of(explorer, question, ExamplePlace("test", 40))
     assert second.pending is None and second.examples and started.share == 1.0
-    assert explorer.desk.start(first.pending.name) is None
+    assert explorer.work_queue.start(first.pending.name) is None
 
 
 def test_what_fails_says_why_and_can_be_tried_again():
-    desk, tries = WorkDesk(patience=0.0), []
+    queue, tries = WorkQueue(patience=0.0), []
 
-    def work(tell):
+    def work(progress):
         tries.append(1)
         if len(tries) == 1:
             raise QueryError("not today.")
         return "found"
 
-    pending = desk.need("key", "something", 5.0, work)
-    assert isinstance(pending, PendingWork) and desk.need("key", "something", 5.0, work) is pending
-    desk.start(pending.name)
-    wait(desk, pending)
+    pending = queue.result("key", "something", 5.0, work)
+    assert isinstance(pending, PendingWork) and queue.result("key", "something", 5.0, work) is pending
+    queue.start(pending.name)
+    wait(queue, pending)
     assert pending.state == "failed" and pending.error == "not today."
-    desk.start(pending.name)
-    wait(desk, pending)
-    assert desk.need("key", "something", 5.0, work) == "found" and len(tries) == 2
-    assert desk.start("nothing") is None
+    queue.start(pending.name)
+    wait(queue, pending)
+    assert queue.result("key", "something", 5.0, work) == "found" and len(tries) == 2
+    assert queue.start("nothing") is None
+
+
+def test_masks_of_groups_and_times_start_from_the_cached_ledger_and_rebuild_nothing(
+    digits_run, digits_explorer, monkeypatch
+):
+    path, data = digits_run
+    queue = digits_explorer.work_queue
+    ledger_of(digits_explorer, "label")
+    ledger_of_time(digits_explorer)
+    examples = Examples(data.x, data.labels), Examples(data.x[data.test], data.labels[data.test])
+    later = Explorer(open_memory(path), MLP(*demo.WIDTHS), *examples, work_queue=queue)  # with nothing in its store
+    queue.patience = 0.0
+    edges = edges_of(later)
+    for masks, hidden in (
+        (WhatIfMasks(by="label", groups=("1", "7")), "label in (1, 7)"),
+        (WhatIfMasks(after=edges[2], upto=edges[5]), f"step > {edges[2]} and step <= {edges[5]}"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Memory, "held_weights", lambda *_, **__: pytest.fail("weights are rebuilt in the request"))
+            view = what_if(later, THIRD, masks)
+        expected = digits_explorer.memory.without(hidden).predict(digits_explorer.model, digits_explorer.input(THIRD))
+        assert view.pending is None and view.without is not None
+        assert [score.logit for score in view.without] == pytest.approx(
+            [float(expected[0, score.number]) for score in view.without], abs=1e-5
+        )
+
+
+def test_a_mask_by_slots_is_announced_twice_first_the_whole_sum_then_the_hidden_part(digits_explorer):
+    queue = digits_explorer.work_queue
+    queue.patience = 0.0
+    titles = []
+    for _ in range(2):
+        pending = what_if(digits_explorer, THIRD, WhatIfMasks(filter="label = 3 and step < 20")).pending
+        assert pending is not None and pending.seconds > 0
+        titles.append(pending.what)
+        queue.start(pending.name)
+        wait(queue, pending)
+    assert titles[0] == "the weights as a sum" and titles[1].startswith("the weights without")
+    assert what_if(digits_explorer, THIRD, WhatIfMasks(filter="label = 3 and step < 20")).without is not None
+
+
+def test_few_results_that_hold_weights_are_cached():
+    queue = WorkQueue(patience=1.0)
+    for i in range(10):
+        queue.result(("ledger", i), "a ledger", 0.0, lambda _, i=i: i)
+        queue.result(("answer", i), "an answer", 0.0, lambda _, i=i: i)
+    kinds = Counter(key[0] for key in queue.results if isinstance(key, tuple))
+    assert kinds == {"ledger": 3, "answer": 10} and ("ledger", 9) in queue.results
+
+
+FORWARD_PASSES = """
+import sys
+import torch
+from dualform.explain import Memory, open_memory
+from dualform.models import MLP
+from dualform.show.views import Explorer
+
+passes = []
+explorer = Explorer(open_memory(sys.argv[1]), MLP(16, 8, 3))
+torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: passes.append(module))
+explorer.spot(explorer.memory, torch.ones(1, 16))
+print(len(passes))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-O",)])
+def test_a_spotlight_has_run_its_forward_pass_also_where_python_drops_assertions(recorded, options):
+    command = [sys.executable, *options, "-c", FORWARD_PASSES, str(recorded.path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 0
 
 
 def test_own_inputs_are_asked_about_like_others(digits_explorer):
     place = digits_explorer.bring("a drawing", digits_explorer.input(THIRD)[0])
-    mine, theirs = asked(digits_explorer, PredictionQuestion(), place), asked(digits_explorer, PredictionQuestion())
-    assert mine.says == theirs.says and mine.label is None
-    assert mine.examples == theirs.examples
+    own, theirs = (
+        answer_of(digits_explorer, PredictionQuestion(), place),
+        answer_of(digits_explorer, PredictionQuestion()),
+    )
+    assert own.says == theirs.says and own.label is None
+    assert own.examples == theirs.examples
 
 
 def test_a_convolution_marks_the_place_in_the_picture(tmp_path):
@@ -401,7 +488,7 @@ def test_a_convolution_marks_the_place_in_the_picture(tmp_path):
             optimizer.zero_grad()
     examples = Examples(images, torch.arange(12) % 4)
     explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
-    view = asked(explorer, PredictionQuestion("0"), ExamplePlace("test", 1))
+    view = answer_of(explorer, PredictionQuestion("0"), ExamplePlace("test", 1))
     assert view.question.each == "visit" and view.examples and view.residual is not None and abs(view.residual) < 1e-4
     for each in view.examples:
         assert each.shown is not None

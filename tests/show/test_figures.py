@@ -38,7 +38,7 @@ def test_top_draws_a_row_for_each_query_with_what_each_image_adds(recorded, spot
 def test_top_needs_the_index(recorded):
     hits = recorded.memory.attend(recorded.model, recorded.x[:1]).top(2, layer="fc2")
     hits = type(hits)(**{**vars(hits), "columns": hits.columns.drop_columns("index")})
-    with pytest.raises(QueryError, match="'index' is needed"):
+    with pytest.raises(QueryError, match="training images are found by the column 'index'"):
         figures.top(hits, recorded.images)
 
 
@@ -133,5 +133,5 @@ def test_allocations_are_bands_that_fill_the_whole():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["3", "2", "1", "0"]
     with attention.allocations(model) as nothing:
         pass
-    with pytest.raises(QueryError, match="no pass in training was noted"):
+    with pytest.raises(QueryError, match="no forward pass in training was noted"):
         figures.allocations(nothing)

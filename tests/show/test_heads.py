@@ -27,14 +27,14 @@ from dualform.show.views.separation import (
     SeparationView,
     separation,
 )
-from dualform.show.views.work import PendingWork, WorkDesk
+from dualform.show.views.work import PendingWork, WorkQueue
 
 pytest.importorskip("numba")
 
 
 def patient(explorer: Explorer) -> Explorer:
     """The same, which does at once what would otherwise have to be started."""
-    explorer.desk = WorkDesk(patience=float("inf"))
+    explorer.work_queue = WorkQueue(patience=float("inf"))
     return explorer
 
 
@@ -95,7 +95,7 @@ def test_what_makes_no_sense_is_refused(attention_explorer, digits_explorer):
     ):
         with pytest.raises(QueryError):
             separation(attention_explorer, asking)
-    with pytest.raises(QueryError, match="has any"):
+    with pytest.raises(QueryError, match="needs a network with attention heads"):
         separation(digits_explorer, SeparationQuestion())
 
 
@@ -109,7 +109,7 @@ def test_the_json_is_the_page(attention_explorer):
             "What do the heads separate?",
             "Training examples that built",
             "through training",
-            "held apart from",
+            "separated from",
         ):
             assert text in page.text
         assert '<a href="/heads" aria-current="page"' in page.text
@@ -215,7 +215,7 @@ def test_bad_input_is_a_sentence(files):
     for words, said in (
         (["model.safetensors", "float.npz"], "cannot take these inputs"),
         (["model.safetensors", "far.npz"], "cannot take these inputs"),
-        (["model.safetensors", "test.npz", "--moments", "2"], "--moments are of a memory"),
+        (["model.safetensors", "test.npz", "--moments", "2"], "--moments needs a memory"),
         (["model.safetensors", "test.npz", "-o", "nowhere/x.html"], "there is no folder nowhere"),
         (["model.safetensors", "none.npz"], "there is no file"),
         (["none.safetensors", "test.npz"], "there is no file"),

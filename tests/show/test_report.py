@@ -16,7 +16,7 @@ from dualform.show.report import choose, write_report
 from dualform.show.views.explorer import ExamplePlace
 from dualform.show.views.render import style
 from dualform.show.views.whatif import REMOVED
-from dualform.show.views.work import WorkDesk
+from dualform.show.views.work import WorkQueue
 
 
 class Seen(HTMLParser):
@@ -33,7 +33,7 @@ class Seen(HTMLParser):
 
 @pytest.fixture
 def page(digits_explorer, tmp_path):
-    digits_explorer.desk = WorkDesk(patience=float("inf"))
+    digits_explorer.work_queue = WorkQueue(patience=float("inf"))
     rows = {ExamplePlace("test", 0): "<b>first</b>", ExamplePlace("test", 1): "second"}
     file = write_report(tmp_path / "report.html", digits_explorer, rows, title="a < b", facts={"steps": "60"}, weigh=40)
     seen = Seen()
@@ -80,13 +80,13 @@ def test_examples_that_are_worth_a_look(digits_explorer):
 
 
 def test_a_report_of_a_text(text_explorer, tmp_path):
-    text_explorer.desk = WorkDesk(patience=float("inf"))
+    text_explorer.work_queue = WorkQueue(patience=float("inf"))
     file = write_report(tmp_path / "report.html", text_explorer, choose(text_explorer, 2), weigh=4)
     assert "<mark>" in file.read_text(encoding="utf-8")
 
 
 def test_a_report_of_series(series_explorer, tmp_path):
-    series_explorer.desk = WorkDesk(patience=float("inf"))
+    series_explorer.work_queue = WorkQueue(patience=float("inf"))
     file = write_report(tmp_path / "report.html", series_explorer, choose(series_explorer, 2), weigh=4)
     seen = Seen()
     seen.feed(file.read_text(encoding="utf-8"))

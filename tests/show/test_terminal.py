@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dualform.show.examples import Examples
 from dualform.show.examples.vocabulary import WordVocabulary
-from dualform.show.text.terminal import bar, looks, passage, picture, spark
+from dualform.show.text.terminal import bar, examples_view, passage, picture, spark
 
 
 def drawn(text, colour: bool = False) -> str:
@@ -49,11 +49,11 @@ def test_a_bar_goes_to_the_side_of_its_sign(value, largest):
 
 def test_several_are_shown_side_by_side_or_below_each_other():
     images, rows = Examples(torch.rand(5, 28, 28)), Examples(torch.rand(5, 3))
-    assert "+1.00" in drawn(looks(images, [0, 1], ["+1.00", "-2.00"], [None, None], False))
-    assert drawn(looks(rows, [0, 1], ["+1.00", "-2.00"], [None, None], False)).count("\n") == 2
+    assert "+1.00" in drawn(examples_view(images, [0, 1], ["+1.00", "-2.00"], [None, None], False))
+    assert drawn(examples_view(rows, [0, 1], ["+1.00", "-2.00"], [None, None], False)).count("\n") == 2
 
 
 def test_a_series_is_a_line_a_channel():
     assert spark([0.0, 1.0, 2.0, 3.0, 9.0], 0.0, 7.0) == "▁▂▃▄█" and spark([5.0], 5.0, 5.0) == "▁"
     series = Examples(torch.arange(12.0).reshape(1, 6, 2), series=True, others={"padding": torch.arange(6)[None] > 3})
-    assert "▁▃▅▇  ▂▄▆█" in drawn(looks(series, [0], ["+1.0"], [None], False))
+    assert "▁▃▅▇  ▂▄▆█" in drawn(examples_view(series, [0], ["+1.0"], [None], False))

@@ -85,7 +85,10 @@ def test_every_masked_answer_says_what_it_is(served):
 
 def test_warming_up_makes_ledgers_ready(digits_explorer):
     warm_up(digits_explorer)
-    assert ("ledger", "label") in digits_explorer.desk.found and ("ledger", "step") in digits_explorer.desk.found
+    assert ("ledger", "label") in digits_explorer.work_queue.results and (
+        "ledger",
+        None,
+    ) in digits_explorer.work_queue.results
 
 
 # ---------------------------------------------------------------- own inputs
@@ -107,7 +110,7 @@ def test_a_text_can_be_asked_about(text_explorer):
         assert answer.status == 200
         found = served.get(f"{answer.json['address']}.json?layer=output&score=abs").json
         assert "".join(found["shown"]["tokens"]) == "which training exam"
-        assert served.post("/own/text", "日本".encode()).json["error"].startswith("the network does not know")
+        assert served.post("/own/text", "日本".encode()).json["error"].startswith("'日' is not in the vocabulary")
         assert served.post("/own/text", b"  ").status == 400 and served.post("/own/picture", b"x").status == 400
 
 
@@ -120,17 +123,17 @@ def test_numbers_can_be_asked_about(recorded):
         mine, theirs = served.get(f"{address}.json").json["says"], served.get("/prediction/test/5.json").json["says"]
         assert mine[0]["logit"] == pytest.approx(theirs[0]["logit"], abs=1e-4)
         assert "takes 16 numbers, not 2" in served.post("/own/text", b"1, 2").json["error"]
-        assert "not all numbers" in served.post("/own/text", b"one two").json["error"]
+        assert "not everything here is a number" in served.post("/own/text", b"one two").json["error"]
 
 
 def test_a_series_can_be_asked_about(series_explorer):
     with serving(series_explorer) as served:
-        x = series_explorer.input(ExamplePlace("test", 4))["x"][0, : series_explorer.test.there(4)]
+        x = series_explorer.input(ExamplePlace("test", 4))["x"][0, : series_explorer.test.unpadded_length(4)]
         text = "\n".join(", ".join(map(str, line)) for line in x.tolist())
         address = served.post("/own/text", text.encode()).json["address"]
         mine, theirs = served.get(f"{address}.json").json["says"], served.get("/prediction/test/4.json").json["says"]
         assert mine[0]["logit"] == pytest.approx(theirs[0]["logit"], abs=1e-4)
-        assert "3 numbers a step, so 4" in served.post("/own/text", b"1 2 3 4").json["error"]
+        assert "3 numbers per step, and 4" in served.post("/own/text", b"1 2 3 4").json["error"]
         assert "longer than the 16 positions" in served.post("/own/text", b"0 " * 51).json["error"]
 
 
@@ -142,7 +145,7 @@ def test_attention_has_a_page(attention_explorer):
 
 
 def test_what_takes_long_is_started_by_the_visitor(text_explorer):
-    text_explorer.desk.patience = 0.0
+    text_explorer.work_queue.patience = 0.0
     with serving(text_explorer) as served:
         page = served.get("/prediction/test/40?layer=output")
         name = re.findall(r'data-work="(\w+)"', page.text)[0]
@@ -177,7 +180,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(served, path, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     answer = served.get(path)
     assert answer.status in (400, 404), answer.text
-    for inside in ("Traceback", "root:", "should not have happened"):
+    for inside in ("Traceback", "root:", "is a bug in dualform"):
         assert inside not in answer.text
     assert not list(tmp_path.iterdir())
 
@@ -191,7 +194,7 @@ CONDITIONS = {
     "filter=length(repeat('x', 3000000000)) > 0": "repeat", "filter=sleep_ms(60000) is null": "sleep_ms",
     "filter=error(current_setting('secret_directory'))": "error", "filter=label = 3) limit (1": "more than one",
     "filter=true)::boolean,false), unnest(range(300)), coalesce((true": "cannot read",
-    "after=40&upto=20": "nothing lies after", "example=99999": "never trained on",
+    "after=40&upto=20": "no step lies after", "example=99999": "never trained on",
     "&".join(f"example={i}" for i in range(101)): "at most 100",
 }  # fmt: skip
 
@@ -259,7 +262,7 @@ def test_a_picture_that_takes_long_is_refused_and_others_do_not_wait(served):
     begin = data.index(b"\xff\xda")
     end = data.index(b"\xff", begin + 20)
     bomb = data[:begin] + data[begin:end] * 200 + data[begin:]
-    assert "more scans" in served.post("/own/picture", bomb).json["error"]
+    assert "more than 64 scans" in served.post("/own/picture", bomb).json["error"]
     assert served.post("/own/picture", data).status == 200
 
 
@@ -275,11 +278,11 @@ def test_cookies_of_other_applications_do_no_harm(digits_explorer):
 
 
 def test_what_waits_does_not_pile_up(text_explorer):
-    text_explorer.desk.patience = 0.0
+    text_explorer.work_queue.patience = 0.0
     with serving(text_explorer) as served:
         for row in range(0, 1600, 20):
             served.get(f"/prediction/test/{row}?layer=rnn&score=abs")
-        assert len(text_explorer.desk.pending) <= 64
+        assert len(text_explorer.work_queue.pending) <= 64
 
 
 def test_the_next_mistake_is_one_click_away(served):
@@ -377,5 +380,5 @@ def test_a_broken_page_tells_nothing_of_the_inside(digits_explorer, monkeypatch)
     with serving(digits_explorer) as served:
         monkeypatch.setattr(Explorer, "says", lambda *args, **options: 1 / 0)
         answer = served.get("/prediction/test/3")
-        assert answer.status == 500 and "should not have happened" in answer.text and "division" not in answer.text
+        assert answer.status == 500 and "is a bug in dualform" in answer.text and "division" not in answer.text
         assert torch.is_tensor(served.explorer.input(ExamplePlace("test", 3)))

@@ -1,1 +1,1 @@
-"""Answers to a person: the command line, figures (``dualform.plot``), a report, the demo."""
+"""What people see: the command line, figures (``dualform.plot``), the report and the web explorer."""

@@ -1,4 +1,4 @@
-"""A model from its name: ``package.module:factory``, with plain values as arguments if it takes any."""
+"""Models from a name: ``package.module:factory``, with literal arguments if the factory takes any."""
 
 import ast
 import importlib
@@ -23,17 +23,17 @@ def make_model(name: str) -> nn.Module:
     return model
 
 
-def call(name: str, what: str) -> Any:
-    """What a factory gives; a thing that is no factory as it is."""
+def call(name: str, role: str) -> Any:
+    """The result of calling a factory; an object that cannot be called is returned itself."""
     module_name, _, expression = name.partition(":")
-    path, args, kwargs = _read(name, what, expression)
+    path, args, kwargs = _read(name, role, expression)
     try:
-        found: Any = _import(module_name)
+        attribute: Any = _import(module_name)
         for part in path.split("."):
-            found = getattr(found, part)
-        return found(*args, **kwargs) if callable(found) and not isinstance(found, nn.Module) else found
+            attribute = getattr(attribute, part)
+        return attribute(*args, **kwargs) if callable(attribute) and not isinstance(attribute, nn.Module) else attribute
     except Exception as error:
-        raise QueryError(f"cannot make {what} '{name}': {type(error).__name__}: {error}. {HOW}") from error
+        raise QueryError(f"cannot make {role} '{name}': {type(error).__name__}: {error}. {HOW}") from error
 
 
 def is_name(text: str) -> bool:
@@ -42,8 +42,8 @@ def is_name(text: str) -> bool:
     return bool(colon and rest) and all(part.isidentifier() for part in module.split("."))
 
 
-def _read(name: str, what: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The dotted name and the arguments. Nothing is evaluated: arguments are literals."""
+def _read(name: str, role: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Parse the dotted name and the arguments. Nothing is evaluated: arguments must be literals."""
     try:
         tree = ast.parse(expression, mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
@@ -51,9 +51,9 @@ def _read(name: str, what: str, expression: str) -> tuple[str, list[Any], dict[s
         kwargs = {str(pair.arg): ast.literal_eval(pair.value) for pair in call.keywords}
         path = ast.unparse(call.func)
     except (SyntaxError, ValueError) as error:
-        raise QueryError(f"cannot read {what} '{name}'. {HOW}") from error
+        raise QueryError(f"cannot read {role} '{name}'. {HOW}") from error
     if not all(part.isidentifier() for part in path.split(".")):
-        raise QueryError(f"cannot read {what} '{name}'. {HOW}")
+        raise QueryError(f"cannot read {role} '{name}'. {HOW}")
     return path, args, kwargs
 
 
@@ -72,18 +72,20 @@ def load_weights(model: nn.Module, file: Path) -> nn.Module:
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise QueryError(f"{file} is not a safetensors file ({error}). Other formats are not read.") from error
+        raise QueryError(f"{file} is not a safetensors file ({error}). No other format is supported.") from error
     try:
         missing, unknown = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise ModelMismatch(f"the weights in {file} do not fit this {type(model).__name__}: {_last(error)}") from error
-    tied = {name for name, _ in model.named_parameters()}  # of tied weights a file holds one name only
+        raise ModelMismatch(
+            f"the weights in {file} do not fit this {type(model).__name__}: {_last_line(error)}"
+        ) from error
+    tied = {name for name, _ in model.named_parameters()}  # a file holds one name only of tied weights
     missing = [name for name in missing if name in tied]
     if missing or unknown:
-        what = f"'{missing[0]}' is not in the file" if missing else f"the model has no '{unknown[0]}'"
-        raise ModelMismatch(f"the weights in {file} do not fit this {type(model).__name__}: {what}.")
+        mismatch = f"'{missing[0]}' is not in the file" if missing else f"the model has no '{unknown[0]}'"
+        raise ModelMismatch(f"the weights in {file} do not fit this {type(model).__name__}: {mismatch}.")
     return model
 
 
-def _last(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1].strip()

@@ -1,4 +1,4 @@
-"""Rows of a data file as the inputs of a model. Nothing is ever unpickled."""
+"""Rows of a data file as inputs of a model. Nothing is ever unpickled."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,31 @@ KINDS = (".npy", ".npz", ".csv", ".parquet", ".safetensors")
 
 
 def read_rows(file: Path, rows: Sequence[int], key: str | None = None) -> Shaped[Tensor, "n ..."]:
-    """Some rows of a file. ``key`` names the array in an .npz or .safetensors, or the columns of a table: ``"a,b"``."""
+    """Read rows of a file. ``key`` names the array of an .npz or .safetensors, or the columns of a table: ``"a,b"``."""
     if not file.is_file():
         raise DataNotFound(f"there is no file {file}. Give --data one of these kinds: {', '.join(KINDS)}.")
     if file.suffix not in READERS:
         raise QueryError(f"cannot read {file}: '{file.suffix}' is not one of {', '.join(KINDS)}.")
     try:
         data = READERS[file.suffix](file, key)
-        _within(file, rows, len(data))
-        return _tensor(data, rows)
+        _require_rows(file, rows, len(data))
+        return _take_rows(data, rows)
     except (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError) as error:
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
 
 
 def count_rows(file: Path, key: str | None = None) -> int:
-    """How many rows a file has."""
-    found = read_arrays(file, key)
-    return len(found["inputs"] if isinstance(found, Mapping) else found)
+    """The number of rows in a file."""
+    arrays = read_arrays(file, key)
+    return len(arrays["inputs"] if isinstance(arrays, Mapping) else arrays)
 
 
-def read_arrays(file: Path, key: str | None = None, others: Sequence[str] = ()) -> Any:
-    """All rows of a file. If it holds ``inputs``, and no ``key`` is given: by name, with ``labels`` and ``others``."""
+def read_arrays(file: Path, key: str | None = None, beside_names: Sequence[str] = ()) -> Any:
+    """Read all rows of a file.
+
+    If it holds ``inputs`` and no ``key`` is given, the result is a mapping: ``inputs``, ``labels`` and those of
+    ``beside_names`` that the file holds.
+    """
     if not file.is_file():
         raise DataNotFound(f"there is no file {file}. Give one of these kinds: {', '.join(KINDS)}.")
     if file.suffix not in READERS:
@@ -48,32 +52,34 @@ def read_arrays(file: Path, key: str | None = None, others: Sequence[str] = ()) 
     try:
         names = _names(file)
         if key is None and "inputs" in names:
-            wanted = [name for name in ("inputs", "labels", *others) if name in names]
-            return {name: _whole(READERS[file.suffix](file, name)) for name in wanted}
-        return _whole(READERS[file.suffix](file, key))
+            wanted = [name for name in ("inputs", "labels", *beside_names) if name in names]
+            return {name: _as_tensor(READERS[file.suffix](file, name)) for name in wanted}
+        return _as_tensor(READERS[file.suffix](file, key))
     except (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError) as error:
         raise QueryError(f"cannot read {file} as numbers: {str(error).strip().splitlines()[0]}") from error
 
 
 def read_beside(file: Path, rows: Sequence[int], model: nn.Module) -> dict[str, Shaped[Tensor, "n ..."]]:
-    """The same rows of whatever else a file holds that the model takes, by name: ``padding``."""
+    """Read the same rows of the other arrays that both the file and the model's arguments name, such as ``padding``."""
     names = set(beside(model)) & set(_names(file))
     return as_others({name: read_rows(file, rows, name) for name in sorted(names)}, model)
 
 
 def arguments(model: nn.Module) -> list[str]:
-    """What a model calls its arguments."""
+    """The names of a model's arguments."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in inspect.signature(model.forward).parameters.values() if each.kind in kinds]
+    return [
+        parameter.name for parameter in inspect.signature(model.forward).parameters.values() if parameter.kind in kinds
+    ]
 
 
 def beside(model: nn.Module) -> list[str]:
-    """What a model can take beside its inputs. Labels are not for it to see."""
+    """The names of a model's arguments beside its inputs, without labels."""
     return [name for name in arguments(model)[1:] if name not in ("inputs", "labels")]
 
 
 def _names(file: Path) -> list[str]:
-    """The arrays of a file that holds several."""
+    """The names of the arrays in a file that can hold several."""
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as arrays:
             return list(arrays.files)
@@ -83,32 +89,30 @@ def _names(file: Path) -> list[str]:
     return []
 
 
-def _whole(data: Any) -> Tensor:
+def _as_tensor(data: Any) -> Tensor:
     if isinstance(data, pa.Table):
         return torch.from_numpy(_stacked(data))
-    if isinstance(data, np.ndarray) and not data.flags.writeable:  # mapped: read when it is needed
+    if isinstance(data, np.ndarray) and not data.flags.writeable:  # memory-mapped
         data = np.array(data)
     return data if isinstance(data, Tensor) else torch.from_numpy(data)
 
 
 def parse_rows(text: str) -> list[int]:
-    """Row numbers: ``"0,3,5"``, and ``"10:14"`` for 10, 11, 12, 13."""
+    """Parse row numbers: ``"0,3,5"``, and ``"10:14"`` for 10, 11, 12, 13."""
     try:
         rows: list[int] = []
         for part in text.split(","):
             first, colon, last = part.partition(":")
             rows += range(int(first or 0), int(last)) if colon else [int(part)]
     except ValueError as error:
-        raise QueryError(
-            f"cannot read the rows '{text}'. Write numbers and stretches, as in 0,3,5 or 10:14."
-        ) from error
+        raise QueryError(f"cannot read the rows '{text}'. Write numbers and ranges, as in 0,3,5 or 10:14.") from error
     if not rows:
-        raise QueryError(f"the rows '{text}' are none at all. Write numbers and stretches, as in 0,3,5 or 10:14.")
+        raise QueryError(f"the rows '{text}' are empty. Write numbers and ranges, as in 0,3,5 or 10:14.")
     return rows
 
 
 def as_inputs(data: Shaped[Tensor, "n ..."], model: nn.Module) -> Shaped[Tensor, "n ..."]:
-    """The rows in the type that the model computes in. Integers stay so where there is an embedding: tokens."""
+    """Convert rows to the model's dtype. Integers stay integers if the model has an embedding: they are tokens."""
     tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
     if tokens and not data.is_floating_point():
         return data.long()
@@ -116,24 +120,29 @@ def as_inputs(data: Shaped[Tensor, "n ..."], model: nn.Module) -> Shaped[Tensor,
     return data.to(dtype)
 
 
-def as_others(found: Mapping[str, Any], model: nn.Module) -> dict[str, Shaped[Tensor, "n ..."]]:
-    """What a model takes beside its inputs: numbers in the type that it computes in, masks and whole numbers as is."""
-    tensors = {name: each if isinstance(each, Tensor) else torch.as_tensor(each) for name, each in found.items()}
-    return {name: as_inputs(each, model) if each.is_floating_point() else each for name, each in tensors.items()}
+def as_others(values_by_name: Mapping[str, Any], model: nn.Module) -> dict[str, Shaped[Tensor, "n ..."]]:
+    """Convert further inputs: floating point numbers to the model's dtype, masks and integers unchanged."""
+    tensors = {
+        name: values if isinstance(values, Tensor) else torch.as_tensor(values)
+        for name, values in values_by_name.items()
+    }
+    return {
+        name: as_inputs(values, model) if values.is_floating_point() else values for name, values in tensors.items()
+    }
 
 
-def together(x: Shaped[Tensor, "n ..."], others: Mapping[str, Tensor], model: nn.Module) -> Any:
-    """The inputs as a model is called with them: alone, or with others by the names of its arguments."""
-    return {arguments(model)[0]: x, **others} if others else x
+def together(x: Shaped[Tensor, "n ..."], named_inputs: Mapping[str, Tensor], model: nn.Module) -> Any:
+    """The inputs in the form a model is called with: a tensor, or a mapping from argument names to tensors."""
+    return {arguments(model)[0]: x, **named_inputs} if named_inputs else x
 
 
-def _within(file: Path, rows: Sequence[int], count: int) -> None:
+def _require_rows(file: Path, rows: Sequence[int], count: int) -> None:
     for row in rows:
         if not -count <= row < count:
             raise QueryError(f"{file} has no row {row}: it holds {count:,} rows, counted from 0.")
 
 
-def _tensor(data: Any, rows: Sequence[int]) -> Tensor:
+def _take_rows(data: Any, rows: Sequence[int]) -> Tensor:
     index = [row % len(data) for row in rows]
     if isinstance(data, pa.Table):
         return torch.from_numpy(_stacked(data.take(index)))
@@ -144,12 +153,12 @@ def _tensor(data: Any, rows: Sequence[int]) -> Tensor:
 
 
 def _stacked(table: pa.Table) -> np.ndarray:
-    """The columns side by side; a single column of lists is an array already."""
+    """Stack the columns side by side; a single column of lists is an array already."""
     columns = [np.array(table[name].to_pylist()) for name in table.column_names]
     for name, column in zip(table.column_names, columns, strict=True):
         if column.dtype.kind not in "biuf":
             raise QueryError(
-                f"column '{name}' does not hold numbers. Name the columns the model takes, as in --key a,b,c."
+                f"column '{name}' does not hold numbers. Name the columns that the model takes, as in --key a,b,c."
             )
     return columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
 
@@ -188,8 +197,8 @@ def _key(file: Path, key: str | None, names: Sequence[str]) -> str:
     if key is None and ("inputs" in names or len(names) == 1):
         return "inputs" if "inputs" in names else names[0]
     if key is None or key not in names:
-        what = f"has no '{key}'" if key else "holds more than one array"
-        raise QueryError(f"{file} {what}: choose with --key from {list(names)}.")
+        reason = f"has no '{key}'" if key else "holds more than one array"
+        raise QueryError(f"{file} {reason}: choose with --key from {list(names)}.")
     return key
 
 

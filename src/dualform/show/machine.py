@@ -1,4 +1,4 @@
-"""The machine that numbers were measured on, in one line."""
+"""A one-line description of the machine that measurements were made on."""
 
 import platform
 from pathlib import Path
@@ -7,12 +7,12 @@ import torch
 
 
 def machine() -> str:
-    """Processors, and the versions that count."""
+    """The processors and the versions of Python and torch."""
     return f"{processors()}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def processors() -> str:
-    """How many there are, and what they are called."""
+    """The number and the name of the processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The explorer's views, frozen: one page in a single file that needs nothing else, for any screen."""
+"""The report: the explorer's views of some examples as one HTML file that needs nothing else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ from .views import (
     what_if,
 )
 
-SHOWN, LOOKED_AT = 8, 2000
-"""Training examples for each prediction, and test examples among which the report chooses its own."""
+SHOWN, CANDIDATES = 8, 2000
+"""Training examples shown for each prediction, and the number of test examples that the report chooses from."""
 
 
 @dataclass(frozen=True)
 class ReportedExample:
-    """One example of the report: what each layer recalls, the last one first, and what a mask changes."""
+    """One example of the report: what each layer recalls, the last layer first, and the prediction under a mask."""
 
     number: int
     title: str
@@ -43,7 +43,7 @@ class ReportedExample:
 
     @property
     def last(self) -> PredictionView:
-        """What the last layer says."""
+        """The view of the last layer."""
         return self.layers[0]
 
 
@@ -56,11 +56,11 @@ def write_report(
     facts: Mapping[str, str] | None = None,
     weigh: int = 200,
 ) -> Path:
-    """Write the page about some examples, each with a title; ``weigh`` test examples judge the training set."""
-    asked = [_ask(explorer, number, place, rows[place]) for number, place in enumerate(rows)]
-    training = _training(explorer, weigh) if weigh else None
+    """Write a report about some examples, each with a title; ``weigh`` test examples weigh the training set."""
+    examples = [_reported_example(explorer, number, place, rows[place]) for number, place in enumerate(rows)]
+    training = _training_set(explorer, weigh) if weigh else None
     page = render(
-        "report.html", title=title, facts=facts, asked=asked, training=training, run=run(explorer),
+        "report.html", title=title, facts=facts, examples=examples, training=training, run=run(explorer),
         style=Markup(style()),
     )  # fmt: skip
     file.write_text(page, encoding="utf-8")
@@ -68,48 +68,50 @@ def write_report(
 
 
 def choose(explorer: Explorer, count: int) -> dict[ExamplePlace, str]:
-    """Examples that are worth a look: sure mistakes, close calls and sure predictions, in turns."""
+    """Choose the most informative examples: sure mistakes, close calls and sure predictions, in turn."""
     name = "test" if explorer.test is not None else "train"
     examples = explorer.examples(name)
     if examples is None:
-        raise QueryError("there are no examples to report on: give some with --test or --data.")
-    rows = list(range(0, len(examples), examples.stride))[:LOOKED_AT]
+        raise QueryError("there are no examples to report on. Give some with --test or --data.")
+    rows = list(range(0, len(examples), examples.stride))[:CANDIDATES]
     logits = explorer.logits(name, rows)
     if logits.shape[1] == 1:
         return {ExamplePlace(name, row): f"{name} example {row}" for row in rows[:count]}
-    sure, said = logits.double().softmax(1).max(1)
+    sure, predicted = logits.double().softmax(1).max(1)
     labels = torch.tensor([-1 if (label := examples.label(row)) is None else label for row in rows])
-    wrong = (labels >= 0) & (said != labels)
+    wrong = (labels >= 0) & (predicted != labels)
     by_doubt = torch.where(wrong, 2.0, sure).argsort().tolist()
     kinds = {
-        "A mistake": [i for i in torch.where(wrong, sure, -1.0).argsort(descending=True).tolist() if wrong[i]],
+        "A mistake": [
+            number for number in torch.where(wrong, sure, -1.0).argsort(descending=True).tolist() if wrong[number]
+        ],
         "A close call": by_doubt,
         "A sure prediction": torch.where(wrong, -1.0, sure).argsort(descending=True).tolist(),
     }
-    found: dict[ExamplePlace, str] = {}
-    while len(found) < min(count, len(rows)):
+    chosen: dict[ExamplePlace, str] = {}
+    while len(chosen) < min(count, len(rows)):
         for title, order in kinds.items():
-            place = next((p for i in order if (p := ExamplePlace(name, rows[i])) not in found), None)
-            if place is not None and len(found) < count:
-                found[place] = f"{title}: {name} example {place.row}"
-    return found
+            place = next((p for number in order if (p := ExamplePlace(name, rows[number])) not in chosen), None)
+            if place is not None and len(chosen) < count:
+                chosen[place] = f"{title}: {name} example {place.row}"
+    return chosen
 
 
-def _ask(explorer: Explorer, number: int, place: ExamplePlace, title: str) -> ReportedExample:
+def _reported_example(explorer: Explorer, number: int, place: ExamplePlace, title: str) -> ReportedExample:
     views = [predict(explorer, place, PredictionQuestion(layer=layer, k=SHOWN)) for layer in reversed(explorer.layers)]
     layers = [view for view in views if not isinstance(view, PendingWork)]
     assert len(layers) == len(views), "a report waits for everything"
-    said = layers[0].says[0].number
-    if "label" in explorer.columns and said in explorer.groups("label"):
+    predicted = layers[0].says[0].number
+    if "label" in explorer.columns and predicted in explorer.groups("label"):
         return ReportedExample(
-            number, title, layers, f"label = {said}",
-            what_if(explorer, place, WhatIfMasks(by="label", groups=(str(said),))),
+            number, title, layers, f"label = {predicted}",
+            what_if(explorer, place, WhatIfMasks(by="label", groups=(str(predicted),))),
         )  # fmt: skip
     return ReportedExample(number, title, layers, "", None)
 
 
-def _training(explorer: Explorer, weigh: int) -> TrainingSetView | None:
-    """The training set, if its examples can be told apart and there is something to judge them by."""
+def _training_set(explorer: Explorer, weigh: int) -> TrainingSetView | None:
+    """The view of the training set; None without a test set, or without a column that names training examples."""
     if explorer.test is None or explorer.index not in explorer.columns:
         return None
     slots = [layer for layer in explorer.layers if explorer.info(layer).keep == "slots"]

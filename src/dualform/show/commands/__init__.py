@@ -1,1 +1,1 @@
-"""The command line, one command a file."""
+"""The command line. ``cli`` has the commands and their options, the other modules what they do."""

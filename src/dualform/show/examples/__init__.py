@@ -1,4 +1,4 @@
-"""Examples that people look at: pictures, texts, series, numbers; from files, data sets, uploads."""
+"""Examples in a form that people can look at: pictures, texts, series, numbers; from files, data sets and uploads."""
 
 from .examples import Examples, IndexableRows, ShownExample
 from .load import is_series, load_examples

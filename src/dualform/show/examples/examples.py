@@ -1,4 +1,4 @@
-"""Examples: what a network sees of them, and what a person does."""
+"""Examples: as tensors for a network, and in a form that people can look at."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from .series import SeriesLines, lines_of
 from .vocabulary import Vocabulary
 
 SAMPLE = 1000
-"""Rows that are looked at to learn which number is black and which is white."""
+"""How many rows are sampled to find the numbers for black and white."""
 
 WINDOW = 40
-"""Tokens of a long text that are shown on either side of the one that is meant."""
+"""How many tokens of a long text are shown on either side of the marked one."""
 
 NUMBERS = 24
-"""Numbers of an example that are shown."""
+"""The most numbers of an example that are shown."""
 
 
 @runtime_checkable
 class IndexableRows(Protocol):
-    """Rows that can be counted and taken one by one: a tensor, an array, a data set."""
+    """Rows with a length and an index: a tensor, an array, a data set."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> Any: ...
@@ -39,20 +39,20 @@ ExampleKind = Literal["image", "text", "series", "numbers"]
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example as a person sees it."""
+    """An example in the form that pages and terminals display."""
 
     kind: ExampleKind
     alt: str
-    """What it is in words, for those who cannot see it."""
+    """A description in words, for screen readers."""
     picture: str = ""
     patch: tuple[float, float, float, float] | None = None
-    """The place in the picture that is meant: left, top, width, height, as shares of it."""
+    """The marked part of the picture: left, top, width, height, as fractions of its size."""
     tokens: tuple[str, ...] = ()
     lines: SeriesLines | None = None
     mark: int | None = None
-    """The token, or the step of a series, that is meant."""
+    """The first marked token, or step of a series."""
     span: int = 1
-    """How many are meant from there on."""
+    """How many tokens or steps are marked."""
     numbers: tuple[float, ...] = ()
 
 
@@ -60,9 +60,9 @@ class ShownExample:
 class Examples:
     """Rows as the model takes them, with their labels if they are known.
 
-    A text can be rows of tokens, or one long row: then an example is the stretch of ``length`` tokens that begins at
-    its number. A ``series`` is (time, channels). ``others`` are what the model takes beside the inputs, by the names of
-    its arguments; what is True in ``padding`` is not shown.
+    A text is rows of tokens, or one long row, of which example i is the ``length`` tokens from i on. A ``series`` is
+    (time, channels). ``others`` are further inputs by the names of the model's arguments; tokens and steps where
+    ``padding`` is True are not shown.
     """
 
     inputs: Any
@@ -74,25 +74,25 @@ class Examples:
 
     @cached_property
     def is_stream(self) -> bool:
-        """Whether it is one long text."""
-        return _tensor(self.inputs[0]).ndim == 0
+        """Whether the examples are cut from one long text."""
+        return _input_tensor(self.inputs[0]).ndim == 0
 
     def __len__(self) -> int:
         return max(0, len(self.inputs) - self.length + 1) if self.is_stream else len(self.inputs)
 
     @property
     def stride(self) -> int:
-        """How far it is to the next example that shares nothing with this one."""
+        """The distance to the next example that does not overlap this one."""
         return self.length if self.is_stream else 1
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of an example."""
-        return (self.length,) if self.is_stream else tuple(_tensor(self.inputs[0]).shape)
+        return (self.length,) if self.is_stream else tuple(_input_tensor(self.inputs[0]).shape)
 
     @cached_property
     def kind(self) -> ExampleKind:
-        """What an example looks like: tokens are text, (time, channels) a series, a square of numbers is a picture."""
+        """How examples are shown: tokens as text, (time, channels) as a series, a square of numbers as a picture."""
         if self.is_stream or self.vocabulary is not None:
             return "text"
         if self.series:
@@ -100,41 +100,41 @@ class Examples:
         return "numbers" if self._layout is None else "image"
 
     def row(self, number: int) -> Shaped[Tensor, "1 ..."]:
-        """One example as the model takes it, in a batch of its own."""
+        """One example as a batch that the model takes."""
         if not 0 <= number < len(self):
             raise QueryError(f"there is no example {number}: there are {len(self):,}, counted from 0.")
         if self.is_stream:
-            return _tensor(self.inputs[number : number + self.length]).unsqueeze(0)
-        return _tensor(self.inputs[number]).unsqueeze(0)
+            return _input_tensor(self.inputs[number : number + self.length]).unsqueeze(0)
+        return _input_tensor(self.inputs[number]).unsqueeze(0)
 
     def rows(self, numbers: Sequence[int]) -> Shaped[Tensor, "n ..."]:
-        """Some examples as one batch."""
+        """Examples as one batch."""
         return torch.cat([self.row(number) for number in numbers])
 
     def beside(self, numbers: Sequence[int]) -> dict[str, Shaped[Tensor, "n ..."]]:
-        """What the model takes beside them."""
+        """The further inputs of the same examples, by argument name."""
         return {name: values[list(numbers)] for name, values in self.others.items()}
 
-    def there(self, number: int) -> int | None:
-        """How many tokens of an example are there before its padding begins; None where nothing is padded."""
+    def unpadded_length(self, number: int) -> int | None:
+        """The number of tokens or steps before the padding of an example; None if examples have no padding."""
         if "padding" not in self.others:
             return None
-        found = (self.others["padding"][number] == 0).nonzero()
-        return int(found[-1]) + 1 if len(found) else 0
+        present = (self.others["padding"][number] == 0).nonzero()
+        return int(present[-1]) + 1 if len(present) else 0
 
     def label(self, number: int) -> int | None:
-        """The true class of an example, if it is known."""
+        """The true class of an example; None if it is not known."""
         if self.labels is None or self.is_stream or not 0 <= number < len(self.labels):
             return None
         value = self.labels[number]
         return int(value) if float(value) == int(value) else None
 
-    # ------------------------------------------------------------------------------------------- for people
+    # ------------------------------------------------------------------------------------------- display
 
     def shown(
         self, number: int, *, position: int | None = None, positions: int = 1, span: int = 1, name: str = "example"
     ) -> ShownExample:  # fmt: skip
-        """An example to look at, with what row ``position`` of so many means: ``span`` tokens, or a place in it."""
+        """An example in displayable form, with the tokens or the patch behind row ``position`` of a layer marked."""
         where = f"{name} {number}"
         if self.kind == "text":
             return self._text(number, position, span, where)
@@ -142,10 +142,14 @@ class Examples:
         if self.kind == "image":
             patch = _patch(position, positions, self.grid) if span == 1 else None
             return ShownExample("image", f"{where}, a picture", self.address(x), patch=patch)
-        return self._series(x[: self.there(number)], position, span, where) if self.series else _numbers(x, where)
+        return (
+            self._series(x[: self.unpadded_length(number)], position, span, where)
+            if self.series
+            else _numbers(x, where)
+        )
 
     def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> ShownExample:
-        """An input that somebody brought, to look at."""
+        """An uploaded input in displayable form."""
         if self.kind == "image":
             return ShownExample("image", f"{name}, a picture", self.address(x))
         if self.kind == "series":
@@ -153,50 +157,50 @@ class Examples:
         return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name)
 
     def address(self, x: Shaped[Tensor, "..."]) -> str:
-        """A picture, to stand in a page."""
+        """A picture as a data URL."""
         return data_address(self.pixels(x))
 
     def pixels(self, x: Shaped[Tensor, "..."]) -> UInt8[Tensor, "height width *channels"]:
-        """A picture as bytes, from the darkest to the lightest number of all."""
+        """A picture as bytes: 0 is the smallest number of each channel, 255 the largest."""
         low, high = self.range
         image = (self._to_channels_last(x.float()) - low) / (high - low).clamp(min=1e-12)
         image = (255 * image.clamp(0, 1)).round().to(torch.uint8)
         return image[..., 0] if image.shape[-1] == 1 else image
 
     def from_pixels(self, image: Float[Tensor, "height width channels"]) -> Shaped[Tensor, "..."]:
-        """What the model takes, from a picture between 0 and 1."""
+        """The model's input for a picture between 0 and 1."""
         low, high = self.range
         scaled = low + image * (high - low)
         return scaled.movedim(-1, 0).reshape(self.shape) if self._layout == "first" else scaled.reshape(self.shape)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Height and width of a picture."""
-        return self._to_channels_last(_tensor(self.inputs[0])).shape[:2]  # type: ignore[return-value]
+        """The height and width of a picture."""
+        return self._to_channels_last(_input_tensor(self.inputs[0])).shape[:2]  # type: ignore[return-value]
 
     @property
     def channels(self) -> int:
         """1 for grey pictures, 3 for coloured ones."""
-        return self._to_channels_last(_tensor(self.inputs[0])).shape[2]
+        return self._to_channels_last(_input_tensor(self.inputs[0])).shape[2]
 
     @cached_property
     def range(self) -> tuple[Float[Tensor, " channels"], Float[Tensor, " channels"]]:
-        """The darkest and the lightest number of each channel, among some examples."""
-        some = range(0, len(self), max(1, len(self) // SAMPLE))
-        images = torch.stack([self._to_channels_last(self.row(i)[0].float()) for i in some])
+        """The smallest and the largest number of each channel in a sample of the examples."""
+        sample = range(0, len(self), max(1, len(self) // SAMPLE))
+        images = torch.stack([self._to_channels_last(self.row(i)[0].float()) for i in sample])
         flat = images.flatten(0, 2)
         return flat.amin(0), flat.amax(0)
 
     @cached_property
     def scale(self) -> tuple[float, float]:
-        """The lowest and the highest number of some series."""
-        some = range(0, len(self), max(1, len(self) // SAMPLE))
-        values = torch.cat([self.row(i)[0][: self.there(i)] for i in some])
+        """The smallest and the largest number in a sample of the series."""
+        sample = range(0, len(self), max(1, len(self) // SAMPLE))
+        values = torch.cat([self.row(i)[0][: self.unpadded_length(i)] for i in sample])
         return float(values.min()), float(values.max())
 
     @cached_property
     def _layout(self) -> Literal["grey", "first", "last"] | None:
-        """Where the channels of a picture are; None where an example is no picture."""
+        """Which axis of a picture holds the channels; None if examples are not pictures."""
         shape = self.shape
         if len(shape) == 1:
             return "grey" if shape[0] == 784 else None
@@ -217,9 +221,9 @@ class Examples:
     def _series(self, x: Float[Tensor, "n channels"], position: int | None, span: int, where: str) -> ShownExample:
         lines = lines_of(x, *self.scale)
         drawn = "" if len(lines.values) == lines.channels else f", of which {len(lines.values)} are drawn"
-        told = f"{where}: a series of {lines.steps} steps in {lines.channels} channels{drawn}"
+        description = f"{where}: a series of {lines.steps} steps in {lines.channels} channels{drawn}"
         mark = position if position is not None and position < lines.steps else None
-        return ShownExample("series", told, lines=lines, mark=mark, span=span)
+        return ShownExample("series", description, lines=lines, mark=mark, span=span)
 
     def _text(self, number: int, position: int | None, span: int, where: str) -> ShownExample:
         if self.is_stream:
@@ -228,7 +232,7 @@ class Examples:
             end = number + self.length if position is None else min(len(self.inputs), middle + WINDOW)
             ids, mark = self.inputs[begin:end], None if position is None else middle - begin
         else:
-            ids, mark = self.inputs[number][: self.there(number)], position
+            ids, mark = self.inputs[number][: self.unpadded_length(number)], position
         ids = [int(i) for i in ids]
         tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
         mark = mark if mark is not None and mark < len(tokens) else None
@@ -237,15 +241,18 @@ class Examples:
 
 def _numbers(x: Shaped[Tensor, "..."], where: str) -> ShownExample:
     values = x.flatten()[:NUMBERS].tolist()
-    told = ", ".join(f"{value:.3g}" for value in values)
+    numbers = ", ".join(f"{value:.3g}" for value in values)
     more = " …" if x.numel() > NUMBERS else ""
-    return ShownExample("numbers", f"{where}: {told}{more}", numbers=tuple(values))
+    return ShownExample("numbers", f"{where}: {numbers}{more}", numbers=tuple(values))
 
 
 def _patch(
     position: int | None, positions: int, grid: tuple[int, int]
 ) -> tuple[float, float, float, float] | None:  # fmt: skip
-    """Where in a picture a row of a layer lies, if its rows are a grid (after a class token, maybe)."""
+    """The patch of a picture behind a row of a layer; None unless the rows form a square grid.
+
+    A class token may stand before the grid.
+    """
     if position is None or positions < 4:
         return None
     for first in (0, 1):
@@ -256,8 +263,8 @@ def _patch(
     return None
 
 
-def _tensor(value: Any) -> Tensor:
-    """A row of whatever kind; of a data set's pair the input."""
+def _input_tensor(value: Any) -> Tensor:
+    """A row as a tensor; of a pair (input, label), the input."""
     if isinstance(value, tuple | list) and len(value) == 2:
         value = value[0]
     return value if isinstance(value, Tensor) else torch.as_tensor(value)

@@ -1,4 +1,4 @@
-"""Examples by name: a file of arrays, or a factory that gives them. Nothing is ever unpickled."""
+"""Examples from a file of arrays, or from a factory. Nothing is ever unpickled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,69 +15,72 @@ from ..inputs import as_inputs, as_others, beside, read_arrays
 from .examples import Examples, IndexableRows
 from .vocabulary import Vocabulary
 
-HOW = (
+FORMS = (
     "Give rows as the model takes them: a file (.npy, .npz, .safetensors, .csv, .parquet), or package.module:factory "
-    "that gives a tensor, a pair (inputs, labels), a data set of such pairs, or arrays by name (inputs, labels, …)."
+    "that returns a tensor, a pair (inputs, labels), a data set of such pairs, or a mapping (inputs, labels, …)."
 )
 
 
 def load_examples(
     name: str, model: nn.Module, *, key: str | None = None, vocabulary: Vocabulary | None = None, length: int = 100
 ) -> Examples:
-    """The examples of a file, or what a factory gives.
+    """Load the examples of a file, or those that a factory returns.
 
-    Of several arrays ``inputs`` (or ``key``) are the model's first argument; ``labels`` are theirs; others go to the
-    model's arguments of their names.
+    If there are several arrays, ``inputs`` (or ``key``) is the model's first argument, ``labels`` its labels, and the
+    others go to the model's arguments of the same names.
     """
-    made = is_name(name) and not Path(name).exists()
-    found = call(name, "the data") if made else read_arrays(Path(name), key, beside(model))
-    inputs, labels = _pair(found, name)
-    others = as_others({each: found[each] for each in beside(model) if each in found} if _by_name(found) else {}, model)
-    for each, values in others.items():
+    is_factory = is_name(name) and not Path(name).exists()
+    arrays = call(name, "the data") if is_factory else read_arrays(Path(name), key, beside(model))
+    inputs, labels = _inputs_and_labels(arrays, name)
+    named_inputs = as_others(
+        {argument: arrays[argument] for argument in beside(model) if argument in arrays} if _has_inputs(arrays) else {},
+        model,
+    )
+    for argument, values in named_inputs.items():
         if len(values) != len(inputs):
-            raise QueryError(f"'{name}' holds {len(inputs):,} inputs, but {len(values):,} rows of '{each}'.")
+            raise QueryError(f"'{name}' holds {len(inputs):,} inputs, but {len(values):,} rows of '{argument}'.")
     if isinstance(inputs, Tensor):
         inputs = as_inputs(inputs, model)
-    examples = Examples(inputs, labels, vocabulary, length, others=others)
+    examples = Examples(inputs, labels, vocabulary, length, others=named_inputs)
     if not len(examples):
-        raise QueryError(f"'{name}' holds no example. {HOW}")
-    return replace(examples, series=is_series(examples.shape, others, model))
+        raise QueryError(f"'{name}' holds no example. {FORMS}")
+    return replace(examples, series=is_series(examples.shape, named_inputs, model))
 
 
-def is_series(shape: Sequence[int], others: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether an example of a shape is (time, channels): its rows can be padded, or the model takes them one by one.
+def is_series(shape: Sequence[int], named_inputs: Mapping[str, Tensor], model: nn.Module) -> bool:
+    """Whether examples are series (time, channels): they have padding, or the model takes one row at a time.
 
-    Without padding a square is a picture: some networks read pictures row by row.
+    A square without padding is a picture: some networks read pictures row by row.
     """
     if len(shape) != 2:
         return False
-    if "padding" in others or shape[0] == shape[1]:
-        return "padding" in others
-    sizes = (getattr(each, name, None) for each in model.modules() for name in SIZES)
+    if "padding" in named_inputs or shape[0] == shape[1]:
+        return "padding" in named_inputs
+    sizes = (getattr(module, name, None) for module in model.modules() for name in SIZES)
     return next((size for size in sizes if isinstance(size, int)), None) == shape[1]
 
 
 SIZES = ("in_features", "input_size", "in_channels")
-"""What layers call the numbers of a row that they take."""
+"""Attributes in which layers store the width of a row."""
 
 
-def _pair(found: Any, name: str) -> tuple[IndexableRows, Any]:
-    """Inputs and labels in whatever was given."""
-    if _by_name(found):
-        return _rows(found["inputs"]), found.get("labels")
-    if isinstance(found, tuple | list) and len(found) == 2 and hasattr(found[0], "__getitem__"):
-        return _rows(found[0]), found[1]
-    if isinstance(found, Tensor) or hasattr(found, "__array__"):
-        return _rows(found), None
-    if not isinstance(found, tuple | list | dict) and isinstance(found, IndexableRows) and len(found):
-        first = found[0]
+def _inputs_and_labels(data: Any, name: str) -> tuple[IndexableRows, Any]:
+    """The inputs and labels in a mapping, a pair, a tensor, or a data set."""
+    if _has_inputs(data):
+        return _rows(data["inputs"]), data.get("labels")
+    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "__getitem__"):
+        return _rows(data[0]), data[1]
+    if isinstance(data, Tensor) or hasattr(data, "__array__"):
+        return _rows(data), None
+    if not isinstance(data, tuple | list | dict) and isinstance(data, IndexableRows) and len(data):
+        first = data[0]
         pairs = isinstance(first, tuple | list) and len(first) == 2
-        return found, _Labels(found) if pairs else None
-    raise QueryError(f"'{name}' gave a {type(found).__name__}, which holds no examples. {HOW}")
+        return data, _Labels(data) if pairs else None
+    raise QueryError(f"'{name}' returned a {type(data).__name__}, which holds no examples. {FORMS}")
 
 
-def _by_name(found: Any) -> bool:
-    return isinstance(found, Mapping) and "inputs" in found
+def _has_inputs(data: Any) -> bool:
+    return isinstance(data, Mapping) and "inputs" in data
 
 
 def _rows(value: Any) -> IndexableRows:

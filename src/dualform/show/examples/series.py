@@ -1,4 +1,4 @@
-"""Series as lines: one a channel, over time."""
+"""Series as lines over time, one per channel."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 MOST_STEPS, MOST_CHANNELS = 256, 12
-"""Steps and channels of a series that are drawn."""
+"""The most steps and channels of a series that are drawn."""
 
 
 @dataclass(frozen=True)
 class SeriesLines:
-    """A series to look at. Of long ones every ``stride``-th step is drawn, of wide ones the first channels."""
+    """A series in displayable form. Long series keep every ``stride``-th step, wide ones the first channels."""
 
     values: tuple[tuple[float, ...], ...]
-    """One line a channel."""
+    """One line per channel."""
     steps: int
     channels: int
-    """How many it has in all."""
+    """The number of channels of the series, drawn or not."""
     stride: int
     low: float
     high: float
-    """The ends of the scale, which all series of a set share."""
+    """Both ends of the scale, which all series of a set share."""
 
     def points(self, channel: int) -> str:
-        """A line as SVG draws it, where step t is the column from t to t + 1, and 1 is the bottom."""
+        """The points of one channel as SVG, where step t covers the x axis from t to t + 1 and y = 1 is the bottom."""
         span = (self.high - self.low) or 1.0
         values = enumerate(self.values[channel])
         return " ".join(f"{i * self.stride + 0.5:g},{1 - (value - self.low) / span:.3f}" for i, value in values)

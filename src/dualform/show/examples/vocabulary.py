@@ -1,4 +1,4 @@
-"""Tokens as people read them: bytes, a list of words or characters, or a tokenizer of Hugging Face."""
+"""Tokens as text: bytes, a list of words or characters, or a Hugging Face tokenizer."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ UNKNOWN = ("<unk>", "[UNK]")
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """What token numbers stand for."""
+    """Converts between token ids and text."""
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token; side by side they are what was written."""
+        """The text of each token; joined they are the original text."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -27,14 +27,14 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """Every token is a byte of UTF-8."""
+    """Tokens are the bytes of UTF-8."""
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """A character stands at its first byte; the others are empty."""
-        text, found = bytes(i % 256 for i in ids).decode("utf-8", errors="replace"), []
+        """The text of each byte: a character stands at its first byte, and its other bytes are empty."""
+        text, texts = bytes(i % 256 for i in ids).decode("utf-8", errors="replace"), []
         for character in text:
-            found += [character, *[""] * (len(character.encode()) - 1 if character != "�" else 0)]
-        return (found + [""] * len(ids))[: len(ids)]
+            texts += [character, *[""] * (len(character.encode()) - 1 if character != "�" else 0)]
+        return (texts + [""] * len(ids))[: len(ids)]
 
     def encode(self, text: str) -> list[int]:
         """Its bytes."""
@@ -43,7 +43,7 @@ class ByteVocabulary:
 
 @dataclass(frozen=True)
 class WordVocabulary:
-    """A list of tokens, with what is written between two of them."""
+    """Tokens from a list, with the separator between two tokens."""
 
     tokens: Sequence[str]
     between: str = ""
@@ -58,34 +58,34 @@ class WordVocabulary:
         return [self.tokens[i] + self.between if 0 <= i < len(self.tokens) else "�" for i in ids]
 
     def encode(self, text: str) -> list[int]:
-        """Words, or characters where nothing is written between tokens. What is not known is <unk>, if there is one."""
+        """The tokens of a text: words, or characters without a separator. Unknown ones are <unk>, if there is one."""
         parts = text.split() if self.between else list(text)
         unknown = next((self.numbers[name] for name in UNKNOWN if name in self.numbers), None)
         ids = [self.numbers.get(part, unknown) for part in parts]
         for part, number in zip(parts, ids, strict=True):
             if number is None:
                 raise QueryError(
-                    f"the network does not know {part!r}: it is not among its {len(self.tokens):,} tokens, and there "
-                    f"is no {UNKNOWN[0]} for what is not."
+                    f"{part!r} is not in the vocabulary of {len(self.tokens):,} tokens, which has no {UNKNOWN[0]} for "
+                    "unknown tokens either."
                 )
         return [number for number in ids if number is not None]
 
 
 @dataclass(frozen=True)
 class TokenizerVocabulary:
-    """A tokenizer of Hugging Face's ``tokenizers``."""
+    """A tokenizer from Hugging Face's ``tokenizers``."""
 
     tokenizer: Any
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text before it."""
-        found, before = [], ""
+        """The text that each token adds to the text before it."""
+        texts, before = [], ""
         for end in range(1, len(ids) + 1):
             text = self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
             text = text[:-1] if text.endswith("�") and end < len(ids) else text
-            found.append(text[len(before) :] if text.startswith(before) else text)
+            texts.append(text[len(before) :] if text.startswith(before) else text)
             before = text
-        return found
+        return texts
 
     def encode(self, text: str) -> list[int]:
         """Its tokens."""
@@ -93,7 +93,7 @@ class TokenizerVocabulary:
 
 
 def load_vocabulary(name: str | None) -> Vocabulary | None:
-    """``bytes``; a tokenizer.json; a .json list of tokens; or a .txt file with one token a line."""
+    """Load ``bytes``, a tokenizer.json, a .json list of tokens, or a .txt file with one token per line."""
     if name is None:
         return None
     if name == "bytes":
@@ -107,11 +107,11 @@ def load_vocabulary(name: str | None) -> Vocabulary | None:
     if file.suffix == ".txt":
         return WordVocabulary(text.splitlines(), " ")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise QueryError(f"{file} is no JSON: {error}.") from error
-    if isinstance(found, list) and all(isinstance(token, str) for token in found):
-        return WordVocabulary(found, "" if max(map(len, found), default=1) == 1 else " ")
-    if isinstance(found, dict) and "model" in found:
+        raise QueryError(f"{file} is not valid JSON: {error}.") from error
+    if isinstance(content, list) and all(isinstance(token, str) for token in content):
+        return WordVocabulary(content, "" if max(map(len, content), default=1) == 1 else " ")
+    if isinstance(content, dict) and "model" in content:
         return TokenizerVocabulary(require("tokenizers", "hf").Tokenizer.from_file(str(file)))
-    raise QueryError(f"{file} is neither a list of tokens nor a tokenizer.json.")
+    raise QueryError(f"{file} holds neither a list of tokens nor a tokenizer.json.")

@@ -1,6 +1,6 @@
-"""Figures of answers, also reachable as ``dualform.plot``. Each function is named after the question it draws.
+"""Figures of answers, public as ``dualform.plot``. Each function is named after the question whose answer it draws.
 
-Every function returns a ``matplotlib.figure.Figure``; nothing is shown or kept.
+Every function returns a ``matplotlib.figure.Figure`` and neither shows nor keeps it.
 """
 
 from .allocations import allocations

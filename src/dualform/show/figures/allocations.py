@@ -1,24 +1,24 @@
-"""A figure of allocations: which key/value heads the query heads had in training."""
+"""A figure of allocations: which key/value heads the query heads used in training."""
 
 import numpy as np
 
 from dualform.attention import Allocations
 from dualform.errors import QueryError
 
-from .canvas import LINES, Figure, clean, empty_axes
+from .canvas import LINES, Figure, empty_axes, remove_frame
 
 COLUMNS = 4
-"""Layers side by side."""
+"""How many layers stand side by side."""
 
 
 def allocations(history: Allocations) -> Figure:
-    """Shares of the query heads through training, layer by layer; each band is a key/value head, the first lowest.
+    """Shares of the query heads through training, one panel per layer; each band is a key/value head, the first lowest.
 
-    Layers without a pass in training are left out.
+    Layers without a forward pass in training are left out.
     """
     layers = [layer for layer in history.layers if len(history[layer])]
     if not layers:
-        raise QueryError("no pass in training was noted, so there is nothing to draw.")
+        raise QueryError("no forward pass in training was noted, so there is nothing to draw.")
     columns = min(COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     figure, axes = empty_axes(rows, columns, (2.0 + 2.6 * columns, 0.6 + 2.2 * rows))
@@ -38,9 +38,9 @@ def allocations(history: Allocations) -> Figure:
         axis.set(xlim=(0, steps[-1]), ylim=(0, 1))
         axis.set_title(layer or "the layer", fontsize=9)
         axis.set_xlabel("pass", fontsize=8)
-        clean(axis)
+        remove_frame(axis)
     axes[0, 0].set_ylabel("share of query heads", fontsize=8)
-    handles, names = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda each: len(each[1]))
+    handles, names = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda legend: len(legend[1]))
     figure.legend(
         handles[::-1], names[::-1], loc="outside right upper", fontsize=7, frameon=False, title="key/value head",
         title_fontsize=7,

@@ -1,4 +1,4 @@
-"""Figures of answers: the training examples and groups that a prediction is made of, and when."""
+"""Figures of answers: the training examples, groups and times that a prediction is made of."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from dualform.explain import Groups, Hits, Timeline
 from dualform.types import Score
 
 from ..text import ends, parts, same_digits
-from .canvas import GREY, HATCHES, INK, LINES, ORANGE, STYLES, Figure, bars, clean, empty_axes, picture
+from .canvas import GREY, HATCHES, INK, LINES, ORANGE, STYLES, Figure, bars, empty_axes, picture, remove_frame
 
 
 def top(
@@ -23,23 +23,24 @@ def top(
     titles: Sequence[str] | None = None,
     shown: int = 8,
 ) -> Figure:
-    """The top training images of each query, one row a query; under each what it adds, its weight, label and step.
+    """The top training images, one row per query, with contribution, weight, label and step of each.
 
-    ``images`` are the training images, found by the noted column ``index``; ``asked`` the images of the queries.
+    ``images`` are the training images in the order of the noted column ``index``, ``asked`` the images of the queries.
     """
     n, k = len(hits), min(shown, hits.slots.shape[1])
     if "index" not in hits.columns.column_names:
         raise QueryError(
-            f"to draw training images the column 'index' is needed; noted were {hits.columns.column_names}."
+            f"training images are found by the column 'index', which is not among {hits.columns.column_names}. Note it "
+            "while recording."
         )
     before = 0 if asked is None else 1
     figure, axes = empty_axes(n, k + before, (1.25 * (k + before) + 0.4, 1.95 * n + 0.3))
-    for i in range(n):
+    for query in range(n):
         if asked is not None:
-            picture(axes[i, 0], asked[i], titles[i] if titles else f"query {i}", ORANGE)
-        rows = list(hits[i])[:k]
+            picture(axes[query, 0], asked[query], titles[query] if titles else f"query {query}", ORANGE)
+        rows = list(hits[query])[:k]
         adds = same_digits(hit.contribution for hit in rows)
-        for axis, hit, add in zip(axes[i, before:], rows, adds, strict=True):
+        for axis, hit, add in zip(axes[query, before:], rows, adds, strict=True):
             about = [f"label {hit.label}"] if "label" in hit.columns else []
             below = "\n".join([f"α = {hit.weight:.3g}", *about, f"#{hit.index}, step {hit.step}"])
             picture(axis, images[hit.index], below, None, head=add)
@@ -55,11 +56,11 @@ def top_by(
     family: Callable[[Any], str] = lambda name: "",
     short: Callable[[Any], str] = str,
 ) -> Figure:
-    """The best scores within each group, falling from left to right, and beside them the totals; one row a layer.
+    """The top scores within each group, falling from left to right, and the totals beside them; one row per layer.
 
-    ``layers`` are answers of ``spot.top_by``, ``totals`` of ``spot.by``. ``family`` says which groups belong together
-    (they share a colour and a place in the legend), ``short`` how a group is called below the axis. With
-    ``score="abs"`` these are figures 4 to 9 of Irie, Csordás, Schmidhuber (2022).
+    ``layers`` are answers of ``spot.top_by``, ``totals`` of ``spot.by``. Groups of the same ``family`` share a colour
+    and a legend entry; ``short`` gives the label of a group below the axis. With ``score="abs"`` these are figures 4
+    to 9 of Irie, Csordás, Schmidhuber (2022).
     """
     figure, axes = empty_axes(len(layers), 2, (11.0, 2.1 * len(layers) + 0.5))
     families = list(dict.fromkeys(family(name) for name in totals[0].names))
@@ -79,7 +80,7 @@ def top_by(
         for axis in axes[row]:
             axis.set_xticks([i + 0.5 for i in range(len(names))], [short(name) for name in names])
             axis.set_xlim(0, max(1, len(names)))
-            clean(axis)
+            remove_frame(axis)
         for edge in range(1, len(names)):
             axes[row, 0].axvline(edge, color="#DDDDDD", linewidth=0.6, zorder=0)
         axes[row, 0].set_title(f"layer {groups.layer}: the {width} largest of each group", fontsize=9)
@@ -93,14 +94,14 @@ def top_by(
 
 
 def by(groups: Groups, *, query: int = 0, recalled: Groups | None = None, shown: int = 10) -> Figure:
-    """The totals of each group as bars, with the initial and bias parts and the sum of all for contributions.
+    """The total of each group as a bar; for contributions also the initial part, the bias part and the sum.
 
-    ``recalled`` is a second answer about the same column, drawn beside it, such as ``score="abs"``: Σ|α|.
+    ``recalled`` is a second answer about the same column, drawn beside the first, such as ``score="abs"``: Σ|α|.
     """
     values = groups.values[query].tolist()
     chosen = list(range(len(values))) if len(values) <= 2 * shown else ends(values, shown)
-    names = [f"{groups.column} {groups.names[i]}" for i in chosen]
-    sums = [values[i] for i in chosen]
+    names = [f"{groups.column} {groups.names[group]}" for group in chosen]
+    sums = [values[group] for group in chosen]
     if groups.total is not None:
         left = sum(values) - sum(sums)
         rest = list(parts(groups, query).items())[1:]
@@ -113,53 +114,53 @@ def by(groups: Groups, *, query: int = 0, recalled: Groups | None = None, shown:
     bars(axes[0, 0], names, sums, signed=True, last=groups.total is not None)
     axes[0, 0].set_title(_heading(groups.score, groups.target), fontsize=10)
     if recalled is not None:
-        sizes = [float(recalled.values[query, i]) for i in chosen]
+        sizes = [float(recalled.values[query, group]) for group in chosen]
         bars(axes[0, 1], names[: len(chosen)], sizes, signed=False, last=False)
         axes[0, 1].set_title(_heading(recalled.score, recalled.target), fontsize=10)
     return figure
 
 
 def timeline(line: Timeline, *, query: int = 0, shown: int = 4) -> Figure:
-    """A score over training: one line a group, the largest groups in colour."""
+    """A score over training: one line per group, the largest groups in colour."""
     figure, axes = empty_axes(1, 1, (7.5, 3.4))
     axis, values, middle = axes[0, 0], line.values[query], (line.edges[:-1] + line.edges[1:]) / 2
     axis.axis("on")
     strong = values.abs().sum(1).argsort(descending=True).tolist()
-    for rank, i in reversed(list(enumerate(strong))):
+    for rank, group in reversed(list(enumerate(strong))):
         front = rank < min(shown, len(LINES))
         style: dict[str, Any] = {"color": GREY, "linewidth": 0.8}
         if front:
-            name = "all visits" if line.column is None else f"{line.column} {line.names[i]}"
+            name = "all visits" if line.column is None else f"{line.column} {line.names[group]}"
             style = {"color": LINES[rank], "linestyle": STYLES[rank], "linewidth": 1.8, "label": name}
-        axis.plot(middle.numpy(), values[i].numpy(), zorder=3 if front else 1, **style)
+        axis.plot(middle.numpy(), values[group].numpy(), zorder=3 if front else 1, **style)
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.set_xlabel("training step")
-    axis.set_ylabel("sum over a stretch of steps", fontsize=9)
+    axis.set_ylabel("sum over an interval of steps", fontsize=9)
     axis.set_title(f"{_heading(line.score, line.target)}, over training", fontsize=10)
-    handles, labels = (list(reversed(each)) for each in axis.get_legend_handles_labels())
+    handles, labels = (list(reversed(artists)) for artists in axis.get_legend_handles_labels())
     if len(strong) > len(labels):
         handles, labels = [*handles, *axis.plot([], [], color=GREY, linewidth=0.8)], [*labels, "the other groups"]
     axis.legend(handles, labels, fontsize=8, frameon=False)
-    clean(axis)
+    remove_frame(axis)
     return figure
 
 
 def spotlight(hits: Hits, *, titles: Sequence[str] | None = None) -> Figure:
-    """How sharp the spotlight is: the sorted scores of the top slots, one line a query."""
+    """How sharp the spotlight is: the sorted scores of the top slots, one line per query."""
     figure, axes = empty_axes(1, 1, (6.5, 3.4))
     axis = axes[0, 0]
     axis.axis("on")
     scores = hits.scores
-    for i in range(len(hits)):
-        name = titles[i] if titles else f"query {i}"
+    for query in range(len(hits)):
+        name = titles[query] if titles else f"query {query}"
         ranks = np.arange(1, scores.shape[1] + 1)
-        style = {"color": LINES[i % len(LINES)], "linestyle": STYLES[i % len(STYLES)]}
-        axis.plot(ranks, scores[i].sort(descending=True).values.numpy(), label=name, linewidth=1.8, **style)
+        style = {"color": LINES[query % len(LINES)], "linestyle": STYLES[query % len(STYLES)]}
+        axis.plot(ranks, scores[query].sort(descending=True).values.numpy(), label=name, linewidth=1.8, **style)
     axis.axhline(0, color=INK, linewidth=0.6)
     axis.set_xlabel("rank of the training visit")
     axis.set_title(f"{_heading(hits.score, hits.target)} (layer {hits.layer})", fontsize=10)
     axis.legend(fontsize=8, frameon=False)
-    clean(axis)
+    remove_frame(axis)
     return figure
 
 

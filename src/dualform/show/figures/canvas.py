@@ -1,7 +1,7 @@
-"""What figures are drawn on: axes, colours, pictures and bars.
+"""Building blocks of figures: axes, colours, pictures and bars.
 
-The colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart, and nothing is told
-by colour alone.
+The colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart. Colour is never the
+only carrier of information.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def empty_axes(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Fi
 
 
 def picture(axis: Any, image: Tensor, below: str, frame: str | None, head: str = "") -> None:
-    """An image with a line above it and some below, in a frame."""
+    """Draw an image in a frame, with a heading above and lines of text below."""
     axis.axis("on")
     axis.imshow(image.cpu().numpy(), cmap="gray_r", interpolation="nearest")
     axis.set(xticks=[], yticks=[])
@@ -49,7 +49,7 @@ def picture(axis: Any, image: Tensor, below: str, frame: str | None, head: str =
 
 
 def bars(axis: Any, names: Sequence[str], values: Sequence[float], *, signed: bool, last: bool) -> None:
-    """A bar for each value, with its number; the ``last`` may be the sum of the others."""
+    """Draw a bar with its number for each value; with ``last`` the last bar is the sum of the others."""
     axis.axis("on")
     colours = [BLUE if value >= 0 else VERMILION for value in values]
     if last:
@@ -66,10 +66,10 @@ def bars(axis: Any, names: Sequence[str], values: Sequence[float], *, signed: bo
         )  # fmt: skip
     axis.axvline(0, color=INK, linewidth=0.8)
     axis.margins(x=0.18)
-    clean(axis)
+    remove_frame(axis)
 
 
-def clean(axis: Any) -> None:
-    """Nothing that tells nothing."""
+def remove_frame(axis: Any) -> None:
+    """Remove the top and right edges of the frame, and shrink tick labels."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)

@@ -1,8 +1,8 @@
-"""Answers as text: words, tables, and pictures in a terminal."""
+"""Answers as text: sentences, tables, and pictures in a terminal."""
 
 from .outputs import logits_at_end, need_logits
 from .tables import caption, certificate_table, columns_table, disk_table, groups_table, hits_table, layers_table
-from .terminal import looks
+from .terminal import examples_view
 from .words import FIRST_ORDER, MASKED, disk_files, disk_size, ends, parts, plain, same_digits, size, sum_check, unit
 
 __all__ = [
@@ -15,11 +15,11 @@ __all__ = [
     "disk_size",
     "disk_table",
     "ends",
+    "examples_view",
     "groups_table",
     "hits_table",
     "layers_table",
     "logits_at_end",
-    "looks",
     "need_logits",
     "parts",
     "plain",

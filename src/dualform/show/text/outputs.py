@@ -1,4 +1,4 @@
-"""What a network says, in the shape that people read: one line of logits an example."""
+"""The logits in a network's output, one row per example."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from dualform.explain.query import examples_first, logits_of
 
 
 def logits_at_end(output: Any) -> Float[Tensor, "n classes"] | None:
-    """The logits of each example, of a sequence those at its end; None where there are none to be found."""
+    """The logits of each example, for a sequence those at its end; None if the output has no logits."""
     try:
         return examples_first(logits_of(output), {}).detach()
     except QueryError:
@@ -18,8 +18,8 @@ def logits_at_end(output: Any) -> Float[Tensor, "n classes"] | None:
 
 
 def need_logits(output: Any) -> Float[Tensor, "n classes"]:
-    """The same, where there must be some."""
-    found = logits_at_end(output)
-    if found is None:
-        raise QueryError(f"the model gives a {type(output).__name__}, in which no logits can be found.")
-    return found
+    """The logits of each example; an error if the output has none."""
+    logits = logits_at_end(output)
+    if logits is None:
+        raise QueryError(f"the model returns a {type(output).__name__}, which holds no logits.")
+    return logits

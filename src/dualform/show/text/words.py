@@ -1,4 +1,4 @@
-"""Numbers and answers as words. Every number says its unit, and parts say what they sum to."""
+"""Numbers and answers in words: units, sums of parts, sizes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,25 +8,25 @@ from dualform.types import Score
 
 MASKED = (
     "A mask removes direct contributions with everything else held fixed. It shows what the weights are made of, not "
-    "what training without these examples would have given."
+    "what training without these examples would have produced."
 )
 FIRST_ORDER = (
-    "This is not the last layer: a contribution is followed through the layers after it to first order. The parts "
-    "still sum to the layer's own part."
+    "This is not the last layer, so contributions are followed through later layers to first order. The parts still "
+    "sum to the layer's own part."
 )
 
 
 def unit(score: Score, target: str) -> str:
-    """What a score counts."""
+    """What a score measures, in words."""
     return {
         "contribution": f"what each adds to {target}",
         "weight": "the weight α = key · query, a similarity without a unit",
-        "abs": "the size |α| of the weight, without a unit",
+        "abs": "the absolute weight |α|, a similarity without a unit",
     }[score]
 
 
 def same_digits(values: Iterable[float], least: int = 2) -> list[str]:
-    """Signed numbers with the same decimals, enough for three digits of the largest: a column visibly adds up."""
+    """Format signed numbers with equal decimals, enough for three digits of the largest, so that columns add up."""
     values = list(values)
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
     places = least if largest == 0 else min(9, max(least, 2 - math.floor(math.log10(largest))))
@@ -34,39 +34,39 @@ def same_digits(values: Iterable[float], least: int = 2) -> list[str]:
 
 
 def parts(groups: Groups, query: int = 0) -> dict[str, float]:
-    """The parts of a contribution that sum to the whole, by their names."""
+    """The parts that sum to the layer's contribution, by name."""
     assert groups.bias is not None and groups.initial is not None
     return {
         "training, in the weights": float(groups.values[query].sum()),
         "training, in the bias": float(groups.bias[query].sum()),
-        "left of the first weights": float(groups.initial[query]),
+        "initial weights": float(groups.initial[query]),
     }
 
 
 def sum_check(groups: Groups, query: int = 0) -> str:
-    """The parts, what they sum to, and what is left over."""
+    """A sentence with the parts, their sum and the residual."""
     assert groups.total is not None and groups.residual is not None
-    *numbers, whole = same_digits([*parts(groups, query).values(), float(groups.total[query])])
+    *numbers, total = same_digits([*parts(groups, query).values(), float(groups.total[query])])
     named = " ".join(f"{number} ({name})" for number, name in zip(numbers, parts(groups, query), strict=True))
     return (
-        f"The parts sum to the whole: {named} = {whole}, all that layer {groups.layer} adds to {groups.target}; "
-        f"residual {float(groups.residual[query]):+.0e}."
+        f"The parts sum to the whole: {named} = {total}, everything that layer {groups.layer} adds to "
+        f"{groups.target}; residual {float(groups.residual[query]):+.0e}."
     )
 
 
 def plain(value: float) -> str:
-    """A number without a sign, with four digits or all before the point."""
+    """Format a number without a sign, with four digits or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ends(values: Sequence[float], shown: int) -> list[int]:
-    """The places of the largest and the smallest values, largest first: all of them where there are few."""
+    """The indices of the largest and the smallest values, largest first; all indices if there are few."""
     order = sorted(range(len(values)), key=lambda i: -values[i])
     return order if len(order) <= 2 * shown else order[:shown] + order[-shown:]
 
 
 def size(count: int | float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in a readable unit."""
     names = iter(("bytes", "kB", "MB", "GB", "TB"))
     name = next(names)
     while count >= 1000 and name != "TB":
@@ -75,12 +75,12 @@ def size(count: int | float) -> str:
 
 
 def disk_files(memory: Memory) -> dict[str, int]:
-    """The files of a memory that count, with their sizes in bytes."""
+    """The files that a memory's manifest names, with their sizes in bytes."""
     manifest = memory.store.manifest
     shards = {name: entry.bytes for shard in manifest.shards for name, entry in shard.files.items()}
     return {"init.safetensors": manifest.init.bytes, **shards}
 
 
 def disk_size(memory: Memory) -> int:
-    """What a memory takes on disk, in bytes."""
+    """The size of a memory on disk in bytes."""
     return sum(disk_files(memory).values())

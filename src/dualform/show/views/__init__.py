@@ -1,4 +1,4 @@
-"""What can be looked at: each view is a question to an explorer, answered with plain values, and a template."""
+"""The views of the explorer. Each is a function from a question to a dataclass of plain values, and a template."""
 
 from .attention import AttentionQuestion, attention
 from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
@@ -6,7 +6,7 @@ from .heads import attention_layers
 from .open_explorer import make_explorer
 from .prediction import ORDERS, HitUnit, PredictionQuestion, PredictionView, predict
 from .render import as_plain, render, style
-from .run import run, seen
+from .run import run, visits_of
 from .separation import (
     ROWS,
     HeadsView,
@@ -19,7 +19,7 @@ from .separation import (
 )
 from .training import Correctness, TrainingSetQuestion, TrainingSetView, suspects_csv, training_set
 from .whatif import WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
-from .work import PendingWork, WorkDesk
+from .work import PendingWork, WorkQueue
 
 __all__ = [
     "BATCH",
@@ -41,7 +41,7 @@ __all__ = [
     "TrainingSetView",
     "WhatIfMasks",
     "WhatIfView",
-    "WorkDesk",
+    "WorkQueue",
     "as_plain",
     "attention",
     "attention_layers",
@@ -52,7 +52,6 @@ __all__ = [
     "render",
     "reports_with",
     "run",
-    "seen",
     "separation",
     "style",
     "suspects_csv",
@@ -60,5 +59,6 @@ __all__ = [
     "training_set",
     "view_of",
     "visible",
+    "visits_of",
     "what_if",
 ]

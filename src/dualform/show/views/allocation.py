@@ -1,4 +1,4 @@
-"""Which key/value head each query head of a grouped layer has for an example: now, and through training."""
+"""Which key/value head each query head of a grouped layer uses for an example, now and through training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,18 +6,19 @@ from itertools import accumulate
 
 from dualform.attention import Allocating, GroupedQueryAttention
 from dualform.explain import stretch_edges
+from dualform.progress import Progress
 
 from .explorer import ExamplePlace, Explorer
-from .heads import SeenCall, attention_layers, see
-from .work import PendingWork, Tell
+from .heads import SeenCall, attention_layers, call_of_layer
+from .work import PendingWork
 
 MOMENTS = 8
-"""Moments of training that are looked at."""
+"""How many moments of training are shown."""
 
 
 @dataclass(frozen=True)
 class KeyHead:
-    """A key/value head, and the query heads that have it."""
+    """A key/value head and the query heads that use it."""
 
     group: int
     heads: list[int]
@@ -25,7 +26,7 @@ class KeyHead:
 
 @dataclass(frozen=True)
 class ThroughTraining:
-    """Query heads of each key/value head, (moment, group), after some steps."""
+    """The number of query heads per key/value head, (moment, group), after each of some steps."""
 
     steps: list[int]
     heads: list[list[int]]
@@ -33,44 +34,44 @@ class ThroughTraining:
 
 @dataclass(frozen=True)
 class AllocationView:
-    """Which query heads have which key/value head. ``through`` is None where that never changes."""
+    """Which query heads use which key/value head. ``through`` is None if that never changes."""
 
     heads: int
     groups: list[KeyHead]
     through: ThroughTraining | PendingWork | None
 
 
-def allocation(explorer: Explorer, layer: str, place: ExamplePlace, seen: SeenCall) -> AllocationView | None:
-    """That of one call of a layer; None where each query head has its own."""
-    if not isinstance(seen.layer, GroupedQueryAttention):
+def allocation(explorer: Explorer, layer: str, place: ExamplePlace, seen_call: SeenCall) -> AllocationView | None:
+    """The allocation in one call of a layer; None if the layer is not grouped."""
+    if not isinstance(seen_call.layer, GroupedQueryAttention):
         return None
-    ends = [0, *accumulate(_counts(seen))]
+    ends = [0, *accumulate(_counts(seen_call))]
     groups = [KeyHead(group, list(range(*ends[group : group + 2]))) for group in range(len(ends) - 1)]
     through = None
-    if isinstance(seen.layer, Allocating):
-        seconds = MOMENTS * sum(explorer.scanning(name, "contribution", 1) for name in explorer.layers)
-        through = explorer.desk.need(
-            ("allocation", layer, place, seen.call), f"the same at {MOMENTS} moments of training", seconds,
-            _through(explorer, layer, place, seen.call),
+    if isinstance(seen_call.layer, Allocating):
+        seconds = MOMENTS * sum(explorer.scan_seconds(name, "contribution", 1) for name in explorer.layers)
+        through = explorer.work_queue.result(
+            ("allocation", layer, place, seen_call.call), f"the same at {MOMENTS} moments of training", seconds,
+            _through(explorer, layer, place, seen_call.call),
         )  # fmt: skip
-    return AllocationView(seen.layer.heads, groups, through)
+    return AllocationView(seen_call.layer.heads, groups, through)
 
 
-def _through(explorer: Explorer, layer: str, place: ExamplePlace, call: int) -> Callable[[Tell], ThroughTraining]:
-    def work(tell: Tell) -> ThroughTraining:
-        mine, found = explorer.fork(), []
-        steps = [int(step) for step in stretch_edges(mine.memory.step, MOMENTS - 1)]
+def _through(explorer: Explorer, layer: str, place: ExamplePlace, call: int) -> Callable[[Progress], ThroughTraining]:
+    def work(progress: Progress) -> ThroughTraining:
+        fork, heads = explorer.fork(), []
+        steps = [int(step) for step in stretch_edges(fork.memory.step, MOMENTS - 1)]
         for done, step in enumerate(steps):
-            module = attention_layers(mine.model)[layer]
-            found.append(_counts(see(mine.model, module, mine.memory.at(step), mine.input(place), call)))
-            if callable(tell):
-                tell("moments", done + 1, len(steps))
-        return ThroughTraining(steps, found)
+            module = attention_layers(fork.model)[layer]
+            heads.append(_counts(call_of_layer(fork.model, module, fork.memory.at(step), fork.input(place), call)))
+            if callable(progress):
+                progress("moments", done + 1, len(steps))
+        return ThroughTraining(steps, heads)
 
     return work
 
 
-def _counts(seen: SeenCall) -> list[int]:
-    """How many query heads each key/value head has."""
-    assert isinstance(seen.layer, GroupedQueryAttention)
-    return seen.layer.allocate(seen.x, seen.context, padding=seen.padding)[0].tolist()
+def _counts(seen_call: SeenCall) -> list[int]:
+    """The number of query heads per key/value head."""
+    assert isinstance(seen_call.layer, GroupedQueryAttention)
+    return seen_call.layer.allocate(seen_call.x, seen_call.context, padding=seen_call.padding)[0].tolist()

@@ -1,8 +1,8 @@
-"""The explorer: a memory, the network it is of, and examples to ask about."""
+"""The explorer: a memory, its network, the examples to ask about, and the estimates of how long an answer takes."""
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -15,24 +15,27 @@ from torch import Tensor, nn
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
 from dualform.explain import Memory, Spotlight, is_preconditioned
+from dualform.explain.query import run_model, shadow_of
+from dualform.progress import Progress
+from dualform.store import outside_inference_mode
 from dualform.types import LayerInfo
 
 from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
 from ..text import need_logits
-from .work import PendingWork, Tell, WorkDesk
+from .work import PendingWork, WorkQueue
 
 SETS = ("test", "train", "own")
 MOST_OWN, BATCH = 200, 128
-"""Inputs that visitors may bring, and examples that are asked about at a time."""
+"""The most inputs that visitors may add, and how many examples go through the network at a time."""
 
 MANY = 60
-"""Groups of a column that can still be looked at one by one."""
+"""The most groups of a column that are shown one by one."""
 
 
 @dataclass(frozen=True)
 class ExamplePlace:
-    """One example: in which set, and its number there."""
+    """One example: the name of its set and its number there."""
 
     set: str
     row: int
@@ -40,7 +43,7 @@ class ExamplePlace:
 
 @dataclass(frozen=True)
 class ExampleHeader:
-    """What all pages about one example show of it: how many there are in its set, and what it is."""
+    """What every page about an example shows first: the example, its label, and the size of its set."""
 
     place: ExamplePlace
     count: int
@@ -52,7 +55,7 @@ class ExampleHeader:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class that the network can say."""
+    """One output class with its logit and probability."""
 
     number: int
     name: str
@@ -62,7 +65,7 @@ class ClassScore:
 
 @dataclass
 class Explorer:
-    """What all views ask. ``index`` is the column that says which training example a visit was."""
+    """What all views work on. ``index`` is the column that says which training example a visit was."""
 
     memory: Memory
     model: nn.Module
@@ -71,7 +74,7 @@ class Explorer:
     classes: Sequence[str] | None = None
     index: str = "index"
     title: str = ""
-    desk: WorkDesk = field(default_factory=WorkDesk)
+    work_queue: WorkQueue = field(default_factory=WorkQueue)
     own: list[tuple[str, Tensor]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -83,7 +86,7 @@ class Explorer:
         self._groups: dict[str, list[Any]] = {}
         self._positions: dict[str, int] = {}
 
-    # ------------------------------------------------------------------------------------------- what there is
+    # ------------------------------------------------------------------------------------------- layers, columns
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -92,29 +95,29 @@ class Explorer:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Columns of the visits to group by, the most telling first: those that were noted before our own."""
+        """Columns of the visits to group by: label and source, then other noted columns, then index and step."""
         names = self.memory.store.visits.column_names
         noted = [name for name in names if name not in ("visit", "row", "step", self.index)]
         first = [name for name in ("label", "source") if name in noted]
         return [
             *first,
             *(name for name in noted if name not in first),
-            *(n for n in (self.index, "step") if n in names),
+            *(name for name in (self.index, "step") if name in names),
         ]
 
     def info(self, layer: str) -> LayerInfo:
-        """What is known of a layer."""
+        """The recorded description of a layer."""
         return self.memory.store.layer(layer)[0]
 
     def positions(self, layer: str) -> int:
-        """How many rows of an example go through a layer."""
+        """How many rows of one example pass through a layer: 1, or one per token or patch."""
         if layer not in self._positions:
             calls = self.memory.store.calls(self.info(layer).name)
             self._positions[layer] = int((calls.rows // np.maximum(1, calls.batch)).max(initial=1))
         return self._positions[layer]
 
     def tokens(self, layer: str, position: int) -> tuple[int, int]:
-        """The first token that a row of a layer is of, and how many: heads may pool tokens before they project them."""
+        """The tokens behind one row of a layer, as first token and count: heads may pool tokens before projecting."""
         path, _, scale = layer.rpartition(".")  # blocks.0.attn.key.4
         parent, _, name = path.rpartition(".")
         heads = dict(self.model.named_modules()).get(parent)
@@ -141,14 +144,14 @@ class Explorer:
 
     @cached_property
     def own_labels(self) -> dict[Any, Any]:
-        """The label that each training example was trained with, as far as it was noted."""
+        """The label that each training example was trained with; empty if labels were not noted."""
         visits = self.memory.store.visits
         if "label" not in visits.column_names or self.index not in visits.column_names:
             return {}
         return dict(zip(visits[self.index].to_pylist(), visits["label"].to_pylist(), strict=True))
 
     def class_name(self, number: int) -> str:
-        """What a class is called: by its name, its token, or its number."""
+        """The name of a class: as given, else its token, else its number."""
         if self.classes is not None and 0 <= number < len(self.classes):
             return self.classes[number]
         examples = self.test or self.train
@@ -158,7 +161,7 @@ class Explorer:
 
     @cached_property
     def outputs(self) -> int:
-        """How many numbers the network says of an example."""
+        """How many logits the network gives for an example; 0 without examples."""
         for name in SETS:
             if name == "own" or self.examples(name) is None:
                 continue
@@ -168,18 +171,18 @@ class Explorer:
     # ------------------------------------------------------------------------------------------- examples
 
     def examples(self, name: str) -> Examples | None:
-        """The examples of a set."""
+        """The examples of the test or training set; None if there are none, and for the visitor's own inputs."""
         return {"test": self.test, "train": self.train}.get(name)
 
     def count(self, name: str) -> int:
-        """How many examples a set has."""
+        """The size of a set."""
         if name == "own":
             return len(self.own)
-        found = self.examples(name)
-        return 0 if found is None else len(found)
+        examples = self.examples(name)
+        return 0 if examples is None else len(examples)
 
     def need(self, place: ExamplePlace) -> None:
-        """See that there is such an example."""
+        """Raise an error unless there is such an example."""
         if place.set not in SETS or not 0 <= place.row < self.count(place.set):
             raise QueryError(
                 f"there is no example {place.row} in '{place.set}': there are "
@@ -188,30 +191,30 @@ class Explorer:
             )
 
     def input(self, place: ExamplePlace) -> Any:
-        """An example as the model takes it, in a batch of its own."""
+        """One example as a batch that the model takes."""
         return self.inputs(place.set, [place.row])
 
     def inputs(self, name: str, rows: Sequence[int]) -> Any:
-        """Some examples of a set as one batch: a tensor, or several by the names of the model's arguments."""
+        """Examples of a set as one batch: a tensor, or tensors by the names of the model's arguments."""
         for row in rows:
             self.need(ExamplePlace(name, row))
-        found = self.examples(name)
-        if found is None:
+        examples = self.examples(name)
+        if examples is None:
             return as_inputs(torch.stack([self.own[row][1] for row in rows]), self.model)
-        return together(as_inputs(found.rows(rows), self.model), found.beside(rows), self.model)
+        return together(as_inputs(examples.rows(rows), self.model), examples.beside(rows), self.model)
 
     def shown(self, place: ExamplePlace) -> ShownExample:
-        """An example to look at."""
+        """An example in the form that pages display."""
         self.need(place)
-        found = self.examples(place.set)
-        if found is not None:
-            return found.shown(place.row, name=f"{place.set} example")
+        examples = self.examples(place.set)
+        if examples is not None:
+            return examples.shown(place.row, name=f"{place.set} example")
         like = self.test or self.train
         assert like is not None
         return like.shown_input(self.own[place.row][1], self.own[place.row][0])
 
     def trained_on(self, index: Any, layer: str | None = None, position: int | None = None) -> ShownExample | None:
-        """A training example to look at, with the place that a row of a layer is of."""
+        """A training example in the form that pages display, with the place of one row of a layer marked."""
         if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
             return None
         positions, span = 1, 1
@@ -220,63 +223,71 @@ class Explorer:
         return self.train.shown(index, position=position, positions=positions, span=span, name="training example")
 
     def label(self, place: ExamplePlace) -> int | None:
-        """The true class, if it is known."""
-        found = self.examples(place.set)
-        return None if found is None else found.label(place.row)
+        """The true class of an example; None if it is not known."""
+        examples = self.examples(place.set)
+        return None if examples is None else examples.label(place.row)
 
     def about(self, place: ExamplePlace) -> dict[str, Any]:
-        """What pages about an example begin with: the fields of ``ExampleHeader``."""
-        label, found = self.label(place), self.examples(place.set)
+        """The fields of ``ExampleHeader`` for one example."""
+        label, examples = self.label(place), self.examples(place.set)
         return {
-            "place": place, "count": self.count(place.set), "stride": 1 if found is None else found.stride,
+            "place": place, "count": self.count(place.set), "stride": 1 if examples is None else examples.stride,
             "shown": self.shown(place), "label": label, "label_name": None if label is None else self.class_name(label),
         }  # fmt: skip
 
     def bring(self, name: str, x: Tensor) -> ExamplePlace:
-        """Take an input that somebody brought."""
+        """Add an input that a visitor sent."""
         with self.lock:
             if len(self.own) >= MOST_OWN:
-                raise QueryError(f"{MOST_OWN} inputs of your own are enough. Start the explorer again to forget them.")
+                raise QueryError(
+                    f"you have added {MOST_OWN} inputs of your own, and no more are kept. Restart the explorer to "
+                    "remove them."
+                )
             self.own.append((name, x))
             return ExamplePlace("own", len(self.own) - 1)
 
     # ------------------------------------------------------------------------------------------- answers
 
     def at(self, step: int) -> Memory | PendingWork:
-        """The memory at a step, with its weights ready."""
+        """The memory at a step with its weights rebuilt; pending work if rebuilding them takes long."""
         if step == self.memory.step:
             return self.memory
         memory = self.memory.at(step)
 
-        def work(tell: Tell) -> Memory:
-            memory.held_weights(progress=tell)
+        def work(progress: Progress) -> Memory:
+            memory.held_weights(progress=progress)
             return memory
 
         share = step / max(1, self.memory.step)
-        return self.desk.need(("at", step), f"the weights of step {step:,}", share * self.rebuilding, work)
+        return self.work_queue.result(("at", step), f"the weights of step {step:,}", share * self.rebuild_seconds, work)
 
     def spot(self, memory: Memory, x: Any, target: Any = None) -> Spotlight:
-        """A spotlight with the forward pass done, so that asking it needs no lock."""
+        """A spotlight whose forward pass has been run, so that asking it later needs no lock."""
         with self.lock:
-            found = memory.attend(self.model, x, target=target)
-            assert found.examples
-            return found
+            spotlight = memory.attend(self.model, x, target=target)
+            _ = spotlight.prediction  # reading the prediction runs the forward pass, here under the lock
+            return spotlight
 
     def predict(self, place: ExamplePlace, memory: Memory | None = None) -> Any:
-        """What the network says."""
+        """The output of the network for one example."""
         with self.lock:
             return self.spot(memory or self.memory, self.input(place)).prediction
 
+    def predict_with(self, weights: Mapping[str, Tensor], place: ExamplePlace) -> Any:
+        """The output of the network with other weights for one example."""
+        with self.lock, outside_inference_mode(), torch.no_grad():
+            return run_model(shadow_of(self.model, weights), self.input(place))
+
     def logits(self, name: str, rows: Sequence[int]) -> Tensor:
-        """What the network says of many examples of a set, one line each."""
-        found = []
+        """The logits of many examples of a set, one row each."""
+        batches = []
         for begin in range(0, len(rows), BATCH):
-            some = self.inputs(name, rows[begin : begin + BATCH])
-            found.append(need_logits(self.spot(self.memory, some).prediction))
-        return torch.cat(found)
+            inputs = self.inputs(name, rows[begin : begin + BATCH])
+            batches.append(need_logits(self.spot(self.memory, inputs).prediction))
+        return torch.cat(batches)
 
     def says(self, logits: Tensor, shown: int | None = None, also: Sequence[int] = ()) -> list[ClassScore]:
-        """The likeliest classes of one example, and some others."""
+        """The most probable classes of one example, largest first, followed by the classes of ``also``."""
         logits = logits.double()
         if len(logits) == 1:
             return [ClassScore(0, "output", float(logits[0]), None)]
@@ -284,63 +295,66 @@ class Explorer:
         order = chances.argsort(descending=True).tolist()
         wanted = order if shown is None else order[:shown]
         wanted += [number for number in also if number not in wanted and 0 <= number < len(logits)]
-        return [ClassScore(n, self.class_name(n), float(logits[n]), float(chances[n])) for n in wanted]
+        return [
+            ClassScore(number, self.class_name(number), float(logits[number]), float(chances[number]))
+            for number in wanted
+        ]
 
     # ------------------------------------------------------------------------------------------- how long
 
     @cached_property
     def speed(self) -> float:
-        """Multiplications and additions a second, measured once."""
-        a, b = torch.randn(512, 2048), torch.randn(2048, 512)
-        torch.mm(a, b)
-        begin = perf_counter()
+        """Floating point operations per second in a matrix product, measured once."""
+        left, right = torch.randn(512, 2048), torch.randn(2048, 512)
+        torch.mm(left, right)
+        start = perf_counter()
         for _ in range(4):
-            torch.mm(a, b)
-        return 4 * 2 * 512 * 2048 * 512 / max(1e-6, perf_counter() - begin)
+            torch.mm(left, right)
+        return 4 * 2 * 512 * 2048 * 512 / max(1e-6, perf_counter() - start)
 
     @property
-    def rebuilding(self) -> float:
-        """Seconds to rebuild all weights from their slots."""
-        return REBUILD * sum(self._work(layer) for layer in self.memory.store.manifest.layers) / self.speed
+    def rebuild_seconds(self) -> float:
+        """Estimated seconds to rebuild all weights from their slots."""
+        return REBUILD * sum(self._operations(layer) for layer in self.memory.store.manifest.layers) / self.speed
 
-    def scanning(self, layer: str, score: str, queries: int = 1) -> float:
-        """Seconds to ask a layer: a pass over its slots, or under a preconditioned rule a sweep."""
+    def scan_seconds(self, layer: str, score: str, queries: int = 1) -> float:
+        """Estimated seconds to scan the slots of a layer, or to sweep backwards under a preconditioned rule."""
         info, store = self.info(layer), self.memory.store
         slots = store.slots(info.name)
         if score == "contribution" and self.is_swept(layer):
-            return SWEEP * self._work(info) / self.speed + A_STEP * self.memory.step + slots * queries * 2e-6
+            return SWEEP * self._operations(info) / self.speed + SWEEP_STEP * self.memory.step + slots * queries * 2e-6
         numbers = info.key_size + (info.d_out if score == "contribution" else 0)
-        return slots * numbers * (READ + 2 * queries / self.speed)
+        return slots * numbers * (READ_NUMBER + 2 * queries / self.speed)
 
     def is_swept(self, layer: str) -> bool:
-        """Whether a preconditioned rule explains a layer."""
+        """Whether contributions of a layer need a backward sweep, because its rule is preconditioned."""
         return is_preconditioned(self.memory.store, self.info(layer))
 
-    def _work(self, info: LayerInfo) -> float:
-        """Operations to add up the slots of a layer."""
+    def _operations(self, info: LayerInfo) -> float:
+        """Floating point operations to sum the slots of a layer."""
         if info.in_ledger:
             return 0.0
         return 2.0 * self.memory.store.slots(info.name) * info.d_out * (1 if info.indexed else info.width)
 
     def fork(self) -> "Explorer":
-        """The same with a network of its own, for work in another thread."""
+        """An explorer with its own copy of the network, for work in another thread."""
         with self.lock:
             return Explorer(
                 self.memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, self.title,
-                self.desk, self.own,
+                self.work_queue, self.own,
             )  # fmt: skip
 
 
 def visible(token: str) -> str:
-    """A token that can be seen, also where it is nothing but space."""
+    """A token without surrounding white space; a token of white space alone is shown by symbols."""
     return "".join(SPACES.get(character, character) for character in token) if not token.strip() else token.strip()
 
 
 SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
-READ = 0.6e-9
-"""Seconds that a number of a slot takes to be read."""
+READ_NUMBER = 0.6e-9
+"""Seconds to read one number of a slot."""
 
-REBUILD, SWEEP, A_STEP = 1.6, 20.0, 6e-3
-"""What adding up slots takes beside their bare products, what a sweep through a preconditioned rule takes beside them,
-and the seconds of each step of it."""
+REBUILD, SWEEP, SWEEP_STEP = 1.6, 20.0, 6e-3
+"""Measured cost factors: summing slots and sweeping a preconditioned rule, relative to the bare matrix products, and
+the seconds that each step of a sweep adds."""

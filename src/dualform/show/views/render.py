@@ -1,4 +1,4 @@
-"""Views as pages: the templates, and how numbers are written in them."""
+"""Views as pages: the templates and the formats of numbers."""
 
 from dataclasses import asdict, is_dataclass
 from functools import cache
@@ -17,15 +17,15 @@ FOLDER = Path(__file__).parent
 
 @cache
 def environment() -> Environment:
-    """The templates; whatever is put into them is escaped."""
-    made = Environment(
+    """The Jinja environment of the templates; values are escaped."""
+    templates = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {
+    templates.filters |= {
         "bytes": size,
         "duration": duration,
         "first_up": lambda text: text[:1].upper() + text[1:],
@@ -37,39 +37,39 @@ def environment() -> Environment:
         "stacked": stacked,
         "signed": lambda value, least=2: minus(same_digits([value], least)[0]),
     }
-    made.globals["ui"] = made.get_template("macros.html").module
-    return made
+    templates.globals["ui"] = templates.get_template("macros.html").module
+    return templates
 
 
 def render(template: str, **values: Any) -> str:
-    """A page."""
+    """Fill a template."""
     return environment().get_template(template).render(**values)
 
 
 def style() -> str:
-    """How all pages look."""
+    """The style sheet of all pages."""
     return (FOLDER / "style.css").read_text(encoding="utf-8")
 
 
 def as_plain(value: Any) -> Any:
-    """A view as plain values for JSON; what is no number is null."""
+    """A view as plain values for JSON; a float that is not finite becomes null."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_plain(asdict(value))
     if isinstance(value, dict):
-        return {str(name): as_plain(each) for name, each in value.items()}
+        return {str(name): as_plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [as_plain(each) for each in value]
+        return [as_plain(part) for part in value]
     if isinstance(value, float) and not isfinite(value):
         return None
     return value if isinstance(value, bool | int | float | str | type(None)) else str(value)
 
 
 def stacked(view: Any) -> dict[str, Any]:
-    """The bars of a timeline: a group and all others, on top of each other where they have the same sign."""
+    """The bars of a timeline: one group and all others, stacked if they have the same sign."""
     time = view.time
     own = time.own or (0.0,) * len(time.others)
-    ups = [max(a, 0) + max(b, 0) for a, b in zip(own, time.others, strict=True)]
-    downs = [min(a, 0) + min(b, 0) for a, b in zip(own, time.others, strict=True)]
+    ups = [max(own_value, 0) + max(other_value, 0) for own_value, other_value in zip(own, time.others, strict=True)]
+    downs = [min(own_value, 0) + min(other_value, 0) for own_value, other_value in zip(own, time.others, strict=True)]
     high, low, wide = max(ups), min(downs), 600 / len(ups)
     unit = 120 / ((high - low) or 1)
     zero, bars = 5 + unit * high, []
@@ -88,17 +88,17 @@ def stacked(view: Any) -> dict[str, Any]:
 
 
 def minus(text: str) -> str:
-    """A number with a real minus sign."""
+    """The text with real minus signs in place of hyphens."""
     return text.replace("-", "−")
 
 
 def percent(value: float) -> str:
-    """A share for people."""
+    """A fraction as per cent."""
     return f"{100 * value:.1f} %"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Seconds in a readable unit."""
     if seconds < 10:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 5) * 5:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""The run: how exact the memory is, how large, which layers and steps it has, and one training example in it."""
+"""The run: certificate, sizes, layers and steps of the recording, and the visits of one training example."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ class LayerLine:
 
 @dataclass(frozen=True)
 class ParameterLine:
-    """How exactly a parameter is explained; no numbers where it is not."""
+    """How exactly a parameter is rebuilt; the numbers are None for parameters that no rule explains."""
 
     name: str
     error: float | None
@@ -37,7 +37,7 @@ class ParameterLine:
 
 @dataclass(frozen=True)
 class RunView:
-    """All that the page shows."""
+    """Everything the page shows."""
 
     path: str
     steps: int
@@ -51,11 +51,11 @@ class RunView:
     versions: dict[str, str]
     marks: list[str]
     rates: list[tuple[int, float]]
-    """Learning rate by step, where it changes."""
+    """The steps at which the learning rate changes, with the new rate."""
 
 
 def run(explorer: Explorer) -> RunView:
-    """What is known of the recording."""
+    """The facts about a recording."""
     memory, manifest = explorer.memory, explorer.memory.store.manifest
     certificate = memory.certificate
     sizes: dict[str, int] = {}
@@ -79,7 +79,7 @@ def run(explorer: Explorer) -> RunView:
             for layer in manifest.layers
         ],
         sizes=sizes,
-        columns={name: _some(visits[name]) for name in visits.column_names if name not in ("visit", "row")},
+        columns={name: _sample_values(visits[name]) for name in visits.column_names if name not in ("visit", "row")},
         versions=dict(manifest.versions),
         marks=[f"'{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}." for mark in manifest.marks],
         rates=_rates(explorer),
@@ -88,7 +88,7 @@ def run(explorer: Explorer) -> RunView:
 
 @dataclass(frozen=True)
 class ExampleVisits:
-    """A training example: when the network saw it."""
+    """A training example and the visits in which the network saw it."""
 
     index: Any
     shown: ShownExample | None
@@ -98,13 +98,13 @@ class ExampleVisits:
     columns: list[str]
 
 
-def seen(explorer: Explorer, index: int) -> ExampleVisits:
-    """One training example, with its visits."""
+def visits_of(explorer: Explorer, index: int) -> ExampleVisits:
+    """One training example with its visits."""
     visits = explorer.memory.store.visits
     if explorer.index not in visits.column_names:
-        raise QueryError(f"the visits do not say which example they were of: no column '{explorer.index}' was noted.")
-    of = visits[explorer.index].to_numpy(zero_copy_only=False)
-    lines = visits.filter(of == index)
+        raise QueryError(f"the visits do not name their training example: no column '{explorer.index}' was noted.")
+    indices = visits[explorer.index].to_numpy(zero_copy_only=False)
+    lines = visits.filter(indices == index)
     shown = explorer.trained_on(index)
     if not len(lines) and shown is None:
         raise QueryError(f"there is no training example {index}.")
@@ -115,20 +115,20 @@ def seen(explorer: Explorer, index: int) -> ExampleVisits:
     )
 
 
-def _some(column: Any) -> str:
+def _sample_values(column: Any) -> str:
     values = column.unique()
-    told = ", ".join(str(value.as_py()) for value in values[:6])
-    return told + (f", … ({len(values):,} different)" if len(values) > 6 else "")
+    sample = ", ".join(str(value.as_py()) for value in values[:6])
+    return sample + (f", … ({len(values):,} different)" if len(values) > 6 else "")
 
 
 def _rates(explorer: Explorer) -> list[tuple[int, float]]:
-    """The learning rate of the first parameter, where it changes."""
+    """The steps at which the learning rate of the first parameter changes, with the new rate."""
     table = explorer.memory.store.step_table
     if "opt_lr" not in table.column_names or not len(table):
         return []
     lines = table.filter(pc.field("parameter") == table["parameter"][0].as_py())
-    found: list[tuple[int, float]] = []
+    rates: list[tuple[int, float]] = []
     for step, rate in zip(lines["step"].to_pylist(), lines["opt_lr"].to_pylist(), strict=True):
-        if rate is not None and (not found or found[-1][1] != rate):
-            found.append((step, rate))
-    return found
+        if rate is not None and (not rates or rates[-1][1] != rate):
+            rates.append((step, rate))
+    return rates

@@ -1,4 +1,4 @@
-"""What the heads of an attention layer separate: a report on them, drawn."""
+"""What the heads of an attention layer separate: a report on them in the form that pages display."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dualform.errors import QueryError, SizeError
+from dualform.progress import Progress
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
 from dualform.svm.heads import COLUMNS, LEGEND, DirectionGroup, cells, sentences, source_of
 
@@ -15,24 +17,24 @@ from ..examples import ShownExample
 from .attention import TokenNames, side_of
 from .explorer import ExamplePlace, Explorer, visible
 from .heads import attention_layers
-from .work import PendingWork, Tell
+from .work import PendingWork
 
-HELD, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
-"""Support tokens, kinds of tokens, bars of a histogram and training examples that are shown."""
+SUPPORT_LINES, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
+"""How many support tokens, vocabulary items, histogram bars and training examples are shown."""
 
 ROWS, MOST_ROWS, MOMENTS = 16, 128, 8
-"""Examples that heads are looked at with, at most so many, and moments of training."""
+"""How many examples a report uses by default and at most, and how many moments of training."""
 
 A_HEAD = 2.5
-"""Seconds that a head takes, as far as one can tell: problems differ."""
+"""Estimated seconds for one head; the time varies with the problem."""
 
 NameOf = Callable[[int, int], str]
-"""What token of what sequence is called."""
+"""Gives the name of a token from the numbers of its sequence and place."""
 
 
 @dataclass(frozen=True)
 class SupportTokenLine:
-    """A support token: for which query it is held apart from the selected token, and its share of the margin."""
+    """A support token: the query and selected token that it is separated from, and its share of the margin."""
 
     sequence: int
     query: str
@@ -43,15 +45,15 @@ class SupportTokenLine:
 
 @dataclass(frozen=True)
 class HeadView:
-    """One head: what may be read from it, its margins, singular values, and the tokens that hold the margin up."""
+    """One head: its findings in words, its margins, its singular values, and the support tokens of the margin."""
 
     head: int
     sentences: list[str]
     margins: list[int]
-    """How many there are, from the smallest to the largest, in equal steps."""
+    """A histogram from the smallest to the largest margin."""
     margin_range: tuple[float, float]
     spectra: dict[str, list[float]]
-    """Singular values beside the largest, of the head and of what separates."""
+    """Singular values relative to the largest, of the head's matrix and of the separating ones."""
     places: list[float]
     items: list[tuple[str, float]]
     support: list[SupportTokenLine]
@@ -59,7 +61,7 @@ class HeadView:
 
 @dataclass(frozen=True)
 class HeadsView:
-    """A layer: its table of heads, and some of them."""
+    """A layer: its table of heads, and the details of some heads."""
 
     layer: str
     columns: list[str]
@@ -69,35 +71,41 @@ class HeadsView:
 
 
 def view_of(
-    report: Report, heads: Sequence[int], name: NameOf, item: Callable[[int], str] | None = None
+    report: Report, heads: Sequence[int], token_name: NameOf, item_name: Callable[[int], str] | None = None
 ) -> HeadsView:  # fmt: skip
-    """A report as it is shown, with some heads one by one.
+    """A report in the form that pages display, with the details of some heads.
 
-    ``name`` says what tokens are called, ``item`` what stands there.
+    ``token_name`` gives the name of a token in a sequence, ``item_name`` the text of a vocabulary item.
     """
-    shown = [_head(report[head], name, item) for head in heads]
-    return HeadsView(report.layer, list(COLUMNS), [cells(each) for each in report], LEGEND, shown)
+    shown = [_head(report[head], token_name, item_name) for head in heads]
+    return HeadsView(report.layer, list(COLUMNS), [cells(head_report) for head_report in report], LEGEND, shown)
 
 
-def _head(found: HeadReport, name: NameOf, item: Callable[[int], str] | None) -> HeadView:
-    low, high = float(found.margins[0]), float(found.margins[-1])
-    counts = torch.histc(found.margins, BARS, low, high) if high > low else torch.tensor([len(found.margins)])
-    items = list(found.by_item().items())[:ITEMS] if item and found.items is not None and found.found else []
+def _head(report: HeadReport, token_name: NameOf, item_name: Callable[[int], str] | None) -> HeadView:
+    low, high = float(report.margins[0]), float(report.margins[-1])
+    counts = torch.histc(report.margins, BARS, low, high) if high > low else torch.tensor([len(report.margins)])
+    items = list(report.by_item().items())[:ITEMS] if item_name and report.items is not None and report.found else []
     return HeadView(
-        found.head, sentences(found), [int(each) for each in counts], (low, high),
-        {kind: (each.singular / each.singular[0].clamp(min=1e-300)).tolist() for kind, each in found.spectra.items()},
-        found.by_place().tolist() if found.found else [],
-        [(item(number), share) for number, share in items] if item else [], _held(found, name),
+        report.head, sentences(report), [int(count) for count in counts], (low, high),
+        {kind: _relative(spectrum.singular) for kind, spectrum in report.spectra.items()},
+        report.by_place().tolist() if report.found else [],
+        [(item_name(number), share) for number, share in items] if item_name else [],
+        _support_lines(report, token_name),
     )  # fmt: skip
 
 
-def _held(found: HeadReport, name: NameOf) -> list[SupportTokenLine]:
-    sight = found.sight
+def _relative(singular: Tensor) -> list[float]:
+    """Singular values relative to the largest."""
+    return (singular / singular[0].clamp(min=1e-300)).tolist()
+
+
+def _support_lines(report: HeadReport, token_name: NameOf) -> list[SupportTokenLine]:
+    sight = report.sight
     places = zip(sight.sequence.tolist(), sight.place.tolist(), strict=True)
-    selected = dict(zip(places, found.selected.tolist(), strict=True))
+    selected = dict(zip(places, report.selected.tolist(), strict=True))
     return [
-        SupportTokenLine(s, name(s, q), name(s, selected[s, q]), name(s, t), share)
-        for s, q, t, _, share in found.support(HELD)
+        SupportTokenLine(s, token_name(s, q), token_name(s, selected[s, q]), token_name(s, t), share)
+        for s, q, t, _, share in report.support(SUPPORT_LINES)
     ]
 
 
@@ -106,7 +114,7 @@ def _held(found: HeadReport, name: NameOf) -> list[SupportTokenLine]:
 
 @dataclass(frozen=True)
 class SeparationQuestion:
-    """Which layer and head, with how many examples, and at which queries: those with a weight above some per cent."""
+    """The controls of the page: layer, head, number of examples, and the least weight of a query in per cent."""
 
     layer: str | None = None
     head: int = 0
@@ -116,7 +124,7 @@ class SeparationQuestion:
 
 @dataclass(frozen=True)
 class HeadCurve:
-    """One number of a head through training."""
+    """One quantity of a head through training."""
 
     name: str
     values: list[float]
@@ -124,7 +132,7 @@ class HeadCurve:
 
 @dataclass(frozen=True)
 class HeadTrajectory:
-    """A head through training."""
+    """The quantities of one head at some steps of training."""
 
     head: int
     steps: list[int]
@@ -133,7 +141,7 @@ class HeadTrajectory:
 
 @dataclass(frozen=True)
 class DirectionExample:
-    """A training example, and what it put into the direction that separates."""
+    """A training example and what it put into the separating direction."""
 
     index: Any
     shown: ShownExample | None
@@ -144,7 +152,7 @@ class DirectionExample:
 
 @dataclass(frozen=True)
 class DirectionExamples:
-    """The examples that put most into it, of how much there is in all and what the beginning has of it."""
+    """The training examples that put most into the direction, with the total and the part of the initial weights."""
 
     total: float
     initial: float
@@ -154,7 +162,7 @@ class DirectionExamples:
 
 @dataclass(frozen=True)
 class SeparationView:
-    """All that the page shows."""
+    """Everything the page shows."""
 
     layers: list[str]
     heads: int
@@ -164,64 +172,65 @@ class SeparationView:
     found: HeadsView | PendingWork
     through: HeadTrajectory | PendingWork | None
     built: DirectionExamples | PendingWork | str | None
-    """None without a report; a sentence where it cannot be told."""
+    """None without a report; a sentence if it cannot be computed."""
 
 
 def separation(explorer: Explorer, asking: SeparationQuestion) -> SeparationView:
-    """What the heads of a layer separate when the network sees some examples."""
-    known, name = attention_layers(explorer.model), "test" if explorer.test is not None else "train"
-    if not known or not explorer.count(name):
+    """What the heads of a layer separate on some examples."""
+    layers, name = attention_layers(explorer.model), "test" if explorer.test is not None else "train"
+    if not layers or not explorer.count(name):
         raise QueryError(
-            "heads are looked at with examples: give some with --test or --data, to a network that has any."
+            "this page needs a network with attention heads, and examples: give some with --test or --data."
         )
-    layer = asking.layer or next(iter(known))
-    if layer not in known:
-        raise QueryError(f"there is no attention layer '{layer}': there are {list(known)}.")
-    heads = int(getattr(known[layer], "heads", 0) or getattr(known[layer], "num_heads", 1))
+    layer = asking.layer or next(iter(layers))
+    if layer not in layers:
+        raise QueryError(f"there is no attention layer '{layer}': there are {list(layers)}.")
+    heads = int(getattr(layers[layer], "heads", 0) or getattr(layers[layer], "num_heads", 1))
     rows = max(1, min(asking.rows, MOST_ROWS, explorer.count(name)))
     if not 0 <= asking.head < heads or not 0 <= asking.above < 100:
         raise QueryError(
-            f"there is no head {asking.head} above {asking.above} %: there are {heads} heads, and 0 to 99 %."
+            f"there is no head {asking.head} with queries above {asking.above} %: choose a head from 0 to {heads - 1} "
+            "and a weight from 0 to 99 %."
         )
     asking = SeparationQuestion(layer, asking.head, rows, asking.above)
     key = ("heads", layer, rows, asking.above)
-    found = explorer.desk.need(
+    report = explorer.work_queue.result(
         (*key, "report"), f"what the {heads} heads of {layer} separate", A_HEAD * heads, _report(explorer, name, asking)
     )
-    view, through, built = found, None, None
-    if not isinstance(found, PendingWork):
-        view = _view(explorer, name, found, asking)
-        path = explorer.desk.need(
+    view, through, built = report, None, None
+    if not isinstance(report, PendingWork):
+        view = _view(explorer, name, report, asking)
+        path = explorer.work_queue.result(
             (*key, "through"), f"the same at {MOMENTS} moments of training", A_HEAD * heads * MOMENTS,
             _trajectory(explorer, name, asking),
         )  # fmt: skip
         through = path if isinstance(path, PendingWork) else through_of(path, layer, asking.head)
-        built = _built(explorer, found[asking.head], asking)
+        built = _built(explorer, report[asking.head], asking)
     assert isinstance(view, HeadsView | PendingWork)
-    return SeparationView(list(known), heads, explorer.count(name), name, asking, view, through, built)
+    return SeparationView(list(layers), heads, explorer.count(name), name, asking, view, through, built)
 
 
 def _inputs(explorer: Explorer, name: str, asking: SeparationQuestion) -> tuple[Any, Any]:
-    """Examples as the model takes them, and what their tokens stand for, if they are tokens."""
+    """A batch of examples, and its token ids if the examples are text."""
     inputs, examples = explorer.inputs(name, range(asking.rows)), explorer.examples(name)
     first = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
     text = examples is not None and examples.kind == "text" and first.ndim == 2
     return inputs, first if text else None
 
 
-def _report(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Tell], Report]:
-    def work(tell: Tell) -> Report:
-        mine, (inputs, items), layer = explorer.fork(), _inputs(explorer, name, asking), asking.layer or ""
-        weights = mine.memory.weights_for(mine.model)
+def _report(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Progress], Report]:
+    def work(progress: Progress) -> Report:
+        fork, (inputs, items), layer = explorer.fork(), _inputs(explorer, name, asking), asking.layer or ""
+        weights = fork.memory.weights_for(fork.model)
         return reports_with(
-            items, mine.model, inputs, layers=[layer], weights=weights, above=asking.above / 100, progress=tell
+            items, fork.model, inputs, layers=[layer], weights=weights, above=asking.above / 100, progress=progress
         )[layer]
 
     return work
 
 
 def reports_with(items: Any, model: Any, inputs: Any, **options: Any) -> dict[str, Report]:
-    """Reports that know what tokens stand for, where these are the keys of the layer: a class token is none of them."""
+    """Reports with token ids if these match the keys of the layer; they do not if the layer adds a class token."""
     try:
         return reports(model, inputs, items=items, **options)
     except SizeError:
@@ -230,30 +239,32 @@ def reports_with(items: Any, model: Any, inputs: Any, **options: Any) -> dict[st
         return reports(model, inputs, **options)
 
 
-def _trajectory(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Tell], Trajectory]:
-    """At all queries: in the beginning none is sharp."""
+def _trajectory(explorer: Explorer, name: str, asking: SeparationQuestion) -> Callable[[Progress], Trajectory]:
+    """The work of a trajectory, over all queries: at the beginning no query attends sharply."""
 
-    def work(tell: Tell) -> Trajectory:
-        mine, (inputs, _) = explorer.fork(), _inputs(explorer, name, asking)
+    def work(progress: Progress) -> Trajectory:
+        fork, (inputs, _) = explorer.fork(), _inputs(explorer, name, asking)
         return trajectory(
-            mine.model, inputs, mine.memory, steps=MOMENTS - 1, layers=[asking.layer or ""], nuclear=False,
-            progress=tell,
+            fork.model, inputs, fork.memory, steps=MOMENTS - 1, layers=[asking.layer or ""], nuclear=False,
+            progress=progress,
         )  # fmt: skip
 
     return work
 
 
 def through_of(path: Trajectory, layer: str, head: int) -> HeadTrajectory:
-    """One head of a trajectory."""
-    return HeadTrajectory(head, list(path.steps), [HeadCurve(what, path.curve(layer, head, what)) for what in CURVES])
+    """The curves of one head of a trajectory."""
+    return HeadTrajectory(
+        head, list(path.steps), [HeadCurve(curve, path.curve(layer, head, curve)) for curve in CURVES]
+    )
 
 
 CURVES = ("norm", "above 0.9", "entropy", "efficiency", "cosine", "null cosine", "effective rank", "changed")
 
 
-def _view(explorer: Explorer, name: str, found: Report, asking: SeparationQuestion) -> HeadsView:
-    """With tokens called what they are in the examples."""
-    keys = found[asking.head].sight.x.shape[1]
+def _view(explorer: Explorer, name: str, report: Report, asking: SeparationQuestion) -> HeadsView:
+    """The report with tokens named after the examples."""
+    keys = report[asking.head].sight.x.shape[1]
 
     @cache
     def names(row: int) -> TokenNames:
@@ -264,32 +275,34 @@ def _view(explorer: Explorer, name: str, found: Report, asking: SeparationQuesti
     examples = explorer.examples(name)
     words = None if examples is None else examples.vocabulary
     return view_of(
-        found, [asking.head], lambda row, token: names(row)([token]),
+        report, [asking.head], lambda row, token: names(row)([token]),
         None if words is None else lambda number: visible(words.decode([number])[0]),
     )  # fmt: skip
 
 
-def _built(explorer: Explorer, found: HeadReport, asking: SeparationQuestion) -> DirectionExamples | PendingWork | str:
-    """The training examples that put most into the direction, and those that worked against it."""
-    layer, tokens = asking.layer or "", found.sight.tokens
-    if tokens is None or found.found is None:
-        return "This head has no separating direction in the model’s space, so no training example built it."
-    sources = list(dict.fromkeys(source_of(explorer.memory, layer, each) for each in (tokens.query, tokens.key)))
+def _built(
+    explorer: Explorer, head_report: HeadReport, asking: SeparationQuestion
+) -> DirectionExamples | PendingWork | str:
+    """The training examples that built the separating direction, and those that worked against it."""
+    layer, tokens = asking.layer or "", head_report.sight.tokens
+    if tokens is None or head_report.found is None:
+        return "This head has no separating direction in the model’s space, so there is nothing to attribute."
+    sources = list(dict.fromkeys(source_of(explorer.memory, layer, part) for part in (tokens.query, tokens.key)))
     if missing := [name for name in sources if name not in explorer.layers or explorer.info(name).keep != "slots"]:
-        return f"Which examples built it cannot be told: no slots of ‘{missing[0]}’ were kept."
+        return f"The training examples behind it are unknown: no slots of ‘{missing[0]}’ were kept."
     if explorer.index not in explorer.columns:
-        return f"Which examples built it cannot be told: no column ‘{explorer.index}’ was noted."
+        return f"The training examples behind it are unknown: no column ‘{explorer.index}’ was noted."
     rows = 2 * tokens.key.weight.shape[1]
-    built = explorer.desk.need(
+    built = explorer.work_queue.result(
         ("heads", layer, asking.rows, asking.above, asking.head, "built"), "which training examples built it",
-        sum(explorer.scanning(name, "contribution", rows) for name in sources),
-        lambda tell: origin(explorer.memory, layer, found).by(explorer.index, progress=tell),
+        sum(explorer.scan_seconds(name, "contribution", rows) for name in sources),
+        lambda progress: origin(explorer.memory, layer, head_report).by(explorer.index, progress=progress),
     )  # fmt: skip
     if isinstance(built, PendingWork):
         return built
-    order = sorted(built, key=lambda each: -each.mean)
+    order = sorted(built, key=lambda part: -part.mean)
 
-    def shown(some: Sequence[DirectionGroup]) -> list[DirectionExample]:
-        return [DirectionExample(e.name, explorer.trained_on(e.name), e.mean, e.queries, e.keys) for e in some]
+    def shown(groups: Sequence[DirectionGroup]) -> list[DirectionExample]:
+        return [DirectionExample(e.name, explorer.trained_on(e.name), e.mean, e.queries, e.keys) for e in groups]
 
     return DirectionExamples(built.total, built.initial, shown(order[:BUILDERS]), shown(order[::-1][:BUILDERS]))

@@ -12,41 +12,41 @@ from dualform.svm import Support
 from dualform.svm.expansion import By
 
 SHOWN = 8
-"""Tokens that are shown one by one."""
+"""How many support tokens are shown one by one."""
 
 
 @dataclass(frozen=True)
 class SupportTokenView:
-    """A token of one head, or a window of tokens that it pools."""
+    """A token that one head attends to, or a window of tokens that the head pools."""
 
     head: int
     tokens: tuple[int, ...]
     name: str
     mass: float
-    """The attention that it gets; those of a head sum to 1."""
+    """Its attention weight; the weights of a head sum to 1."""
     log_dual: float
     share: float
-    """Its part of what the chosen heads give, along it; all parts sum to 1."""
+    """Its share of the output of the chosen heads, measured along that output; all shares sum to 1."""
 
 
 @dataclass(frozen=True)
 class SupportTokens:
-    """The support tokens of a head, or of all: the largest, and the others together."""
+    """The support tokens of one head or of all heads: the largest one by one, the others summed."""
 
     by: By
     largest: list[SupportTokenView]
     others: int
     others_mass: float | None
-    """None where several heads are shown, whose masses do not add up."""
+    """None if several heads are shown, since attention weights of different heads do not add up."""
     others_share: float
 
 
-def carried(
+def support_tokens(
     layer: Heads, support: Support, head: int | None, by: By, count: int, name: Callable[[Sequence[int]], str]
 ) -> SupportTokens:
-    """The tokens that carry one head, or all heads, the largest first: of ``count`` that are not padded.
+    """The tokens that carry the output of one head, or of all heads, the largest first.
 
-    ``name`` says what some tokens are called.
+    ``count`` tokens are not padding. ``name`` gives the name of a window of tokens.
     """
     support = support if head is None else support.of(head=head)
     shares = shares_of(layer, support)
@@ -62,16 +62,16 @@ def carried(
 
 
 def shares_of(layer: Heads, support: Support) -> Float[Tensor, " r"]:
-    r"""What each line adds to the layer's output, along it: :math:`y_r^\top y/\|y\|^2` with y = Σ y_r."""
+    r"""The share of each line in the layer's output, along it: :math:`y_r^\top y/\|y\|^2` with y = Σ y_r."""
     merged = support.parts.new_zeros(len(support), layer.heads, layer.size)
     merged[torch.arange(len(support)), support.head] = support.parts
     adds = merged.flatten(1) @ layer.out.weight.detach().to(merged).mT
-    whole = adds.sum(0)
-    return adds @ whole / whole.square().sum().clamp(min=torch.finfo(whole.dtype).tiny)
+    output = adds.sum(0)
+    return adds @ output / output.square().sum().clamp(min=torch.finfo(output.dtype).tiny)
 
 
 def members(layer: Heads, first: int, last: int) -> tuple[int, ...]:
-    """The tokens of a window: a stretch or, where the layer pools a grid, a block of it."""
+    """The tokens of a window: consecutive tokens, or a block of patches if the layer pools a grid."""
     grid = getattr(layer, "grid", None)
     if grid is None or first == last:
         return tuple(range(first, last + 1))

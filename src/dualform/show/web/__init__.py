@@ -1,4 +1,4 @@
-"""The explorer in a browser: a local server that renders the views, and lets nobody else in."""
+"""The explorer in a browser: a local server that renders the views for authorised visitors only."""
 
 from .serve import serve
 

@@ -39,14 +39,14 @@ from ..views import (
     predict,
     render,
     run,
-    seen,
     separation,
     style,
     suspects_csv,
     training_set,
+    visits_of,
     what_if,
 )
-from .fields import AddressFields, whole
+from .fields import AddressFields, is_whole_number
 from .guard import LOOPBACK, Guard
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PLACE = "dualform-place"
 MANY_ROWS, MOST_TEXT = 5000, 200_000
-"""Examples among which the next mistake is looked for, and bytes of a text that somebody types."""
+"""How many examples are searched for the next mistake, and the most bytes of a typed text."""
 
 log = logging.getLogger("dualform")
 
@@ -66,13 +66,13 @@ class Pages:
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
-        self._turn = asyncio.Semaphore(1)
+        self._uploads = asyncio.Semaphore(1)
         self.responses: Any = require("starlette.responses", "web")
 
-    # ------------------------------------------------------------------------------------------- views
+    # ------------------------------------------------------------------------------------------- pages
 
     def home(self, request: "Request") -> "Response":
-        """To the first example, or to the run where there is none."""
+        """Redirect to the first example, or to the run if there are no examples."""
         first = next((name for name in SETS if self.explorer.count(name)), None)
         return self.responses.RedirectResponse(f"/prediction/{first}/0" if first else "/run", 303)
 
@@ -90,7 +90,7 @@ class Pages:
         return self._page(request, "prediction.html", "Prediction", view, orders=ORDERS)
 
     def what_if(self, request: "Request") -> "Response":
-        """What it would be without some training."""
+        """What a prediction would be without some training."""
         place, fields = self._place(request), AddressFields(request)
         masks = WhatIfMasks(
             by=fields.text("by"), groups=tuple(dict.fromkeys(fields.all("group"))), after=fields.number("after"),
@@ -107,12 +107,12 @@ class Pages:
         )
 
     def suspects(self, request: "Request") -> "Response":
-        """All training examples as a table."""
-        found = suspects_csv(self.explorer, self._choice(request))
-        if isinstance(found, PendingWork):
-            return self._page(request, "waiting.html", "Training set", found)
+        """All training examples as CSV."""
+        table = suspects_csv(self.explorer, self._choice(request))
+        if isinstance(table, PendingWork):
+            return self._page(request, "waiting.html", "Training set", table)
         headers = {"content-disposition": 'attachment; filename="suspects.csv"'}
-        return self.responses.Response(found, media_type="text/csv; charset=utf-8", headers=headers)
+        return self.responses.Response(table, media_type="text/csv; charset=utf-8", headers=headers)
 
     def attention(self, request: "Request") -> "Response":
         """Where attention looks."""
@@ -133,68 +133,70 @@ class Pages:
         return self._page(request, "separation.html", "Heads", separation(self.explorer, asking))
 
     def run(self, request: "Request") -> "Response":
-        """What is known of the recording."""
+        """The facts about the recording."""
         return self._page(request, "run.html", "Run", run(self.explorer))
 
     def wrong(self, request: "Request") -> "Response":
-        """To the next example that the network gets wrong."""
+        """Redirect to the next example that the network gets wrong."""
         place = self._place(request)
-        found = next_mistake(self.explorer, place)
-        if found is None:
-            raise QueryError(f"the network gets none of the next {MANY_ROWS:,} examples after {place.row} wrong.")
-        return self.responses.RedirectResponse(f"/prediction/{found.set}/{found.row}", 303)
+        mistake = next_mistake(self.explorer, place)
+        if mistake is None:
+            raise QueryError(f"there is no mistake among the next {MANY_ROWS:,} examples after {place.row}.")
+        return self.responses.RedirectResponse(f"/prediction/{mistake.set}/{mistake.row}", 303)
 
     def example(self, request: "Request") -> "Response":
         """One training example."""
         text = request.path_params["index"].removesuffix(".json")
-        if not whole(text) or text.startswith("-"):
-            raise QueryError(f"there is no training example {text[:20]!r}: they have numbers.")
-        return self._page(request, "example.html", "Training set", seen(self.explorer, int(text)))
+        if not is_whole_number(text) or text.startswith("-"):
+            raise QueryError(f"there is no training example {text[:20]!r}: use its number.")
+        return self._page(request, "example.html", "Training set", visits_of(self.explorer, int(text)))
 
-    # ------------------------------------------------------------------------------------------- what is sent
+    # ------------------------------------------------------------------------------------------- uploads and work
 
     async def picture(self, request: "Request") -> "Response":
-        """Take a picture that somebody brought: its bytes are the body of the request."""
+        """Add an uploaded picture, which is the body of the request."""
         body = await request.body()
-        return await self._in_turn(lambda: self._take_picture(body, AddressFields(request)))
+        return await self._one_at_a_time(lambda: self._take_picture(body, AddressFields(request)))
 
     async def text(self, request: "Request") -> "Response":
-        """Take a text, or numbers, that somebody typed."""
+        """Add a typed text, series or list of numbers."""
         body = await request.body()
-        return await self._in_turn(lambda: self._take_text(body))
+        return await self._one_at_a_time(lambda: self._take_text(body))
 
-    async def _in_turn(self, work: Callable[[], "Response"]) -> "Response":
-        """Look at what was sent beside the other pages, one thing at a time."""
-        async with self._turn:
+    async def _one_at_a_time(self, work: Callable[[], "Response"]) -> "Response":
+        """Process an upload in a thread, one at a time, so that other pages are not delayed."""
+        async with self._uploads:
             return await require("starlette.concurrency", "web").run_in_threadpool(work)
 
     def _take_picture(self, body: bytes, fields: "AddressFields") -> "Response":
         like = self.explorer.test or self.explorer.train
         if like is None or like.kind != "image":
-            raise QueryError("this network takes no pictures.")
+            raise QueryError("this network does not take pictures.")
         invert = {"yes": True, "no": False}.get(fields.text("invert") or "")
         pixels = read_picture(body, like.grid, like.channels, invert)
         name = (fields.text("name") or "picture")[:60]
-        return self._brought(self.explorer.bring(name, like.from_pixels(pixels)))
+        return self._added(self.explorer.bring(name, like.from_pixels(pixels)))
 
     def _take_text(self, body: bytes) -> "Response":
         like = self.explorer.test or self.explorer.train
         if len(body) > MOST_TEXT:
-            raise QueryError(f"at most {MOST_TEXT:,} bytes of text are taken.")
+            raise QueryError(f"the text is longer than {MOST_TEXT:,} bytes.")
         if like is None or like.kind == "image":
             raise QueryError("this network takes pictures, not text.")
         text = body.decode("utf-8", errors="replace").strip()
         if like.kind == "text":
             ids = like.vocabulary.encode(text) if like.vocabulary is not None else _numbers(text, int)
             if not ids:
-                raise QueryError("write something first.")
-            if known := [number for number in ids if not 0 <= number < 2**31]:
-                raise QueryError(f"{known[0]} is no token.")
+                raise QueryError("the text is empty. Write something first.")
+            if bad_ids := [number for number in ids if not 0 <= number < 2**31]:
+                raise QueryError(f"{bad_ids[0]} is not a token.")
             x = torch.tensor(_fitted(ids, like.shape, like.is_stream))
         elif like.kind == "series":
             values, width = _numbers(text, float), like.shape[1]
             if not values or len(values) % width:
-                raise QueryError(f"a series has {width} numbers a step, so {len(values)} are no whole steps.")
+                raise QueryError(
+                    f"a series has {width} numbers per step, and {len(values)} numbers are no whole steps."
+                )
             x = torch.tensor(values).reshape(-1, width)
         else:
             values = _numbers(text, float)
@@ -202,29 +204,29 @@ class Pages:
             if len(values) != size:
                 raise QueryError(f"the network takes {size} numbers, not {len(values)}.")
             x = torch.tensor(values).reshape(like.shape)
-        self._try(x)
-        return self._brought(self.explorer.bring(text[:40], x))
+        self._require_accepted(x)
+        return self._added(self.explorer.bring(text[:40], x))
 
-    def _try(self, x: torch.Tensor) -> None:
-        """See that the network can take an input before it is kept."""
+    def _require_accepted(self, x: torch.Tensor) -> None:
+        """Raise an error if the network cannot take an input."""
         try:
             self.explorer.spot(self.explorer.memory, as_inputs(x.unsqueeze(0), self.explorer.model))
         except (IndexError, RuntimeError, TypeError) as error:
             raise QueryError(f"the network cannot take this: {str(error).splitlines()[0]}") from error
 
     def start(self, request: "Request") -> "Response":
-        """Begin something that takes a while."""
-        found = self.explorer.desk.start(request.path_params["name"])
-        return self._state(found)
+        """Start pending work."""
+        work = self.explorer.work_queue.start(request.path_params["name"])
+        return self._state(work)
 
     def state(self, request: "Request") -> "Response":
-        """How far something is."""
-        return self._state(self.explorer.desk.state(request.path_params["name"]))
+        """The progress of pending work."""
+        return self._state(self.explorer.work_queue.state(request.path_params["name"]))
 
-    # ------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------- responses
 
     def _page(self, request: "Request", template: str, tab: str, view: Any, **more: Any) -> "Response":
-        """A view as a page, or as JSON where the address ends so."""
+        """A view as a page, or as JSON if the address ends in ``.json``."""
         path, query = request.url.path, request.url.query
         if path.endswith(".json"):
             return self.responses.JSONResponse(as_plain(view))
@@ -241,8 +243,8 @@ class Pages:
             return f"{root}/{name}/{row}" + (f"?{urlencode(keep)}" if keep else "")
 
         def address_with(**fields: Any) -> str:
-            every = {**dict(request.query_params), **{name: str(value) for name, value in fields.items()}}
-            return f"{path}?{urlencode(every)}"
+            fields_of_page = {**dict(request.query_params), **{name: str(value) for name, value in fields.items()}}
+            return f"{path}?{urlencode(fields_of_page)}"
 
         values = {
             "view": view, "explorer": self.explorer, "tab": tab, "tabs": self._tabs(back), "path": here, "base": base,
@@ -267,32 +269,32 @@ class Pages:
         return [*tabs, ("Run", "/run")]
 
     def problem(self, request: "Request", error: Exception) -> "Response":
-        """Something that cannot be done, in a sentence."""
-        known = isinstance(error, DualformError)
-        if not known:
+        """An error as a page or as JSON, in one sentence."""
+        is_ours = isinstance(error, DualformError)
+        if not is_ours:
             log.error("%r failed", request.url.path, exc_info=error)
-        message = str(error) if known else "This should not have happened. The terminal of the explorer says more."
+        message = str(error) if is_ours else "This is a bug in dualform. See the terminal of the explorer for details."
         if request.url.path.endswith(".json") or request.method == "POST":
-            return self.responses.JSONResponse({"error": message}, 400 if known else 500)
-        return self._sorry(
-            request, "This cannot be asked" if known else "Something broke", message, 400 if known else 500
+            return self.responses.JSONResponse({"error": message}, 400 if is_ours else 500)
+        return self._error_page(
+            request, "This cannot be shown" if is_ours else "Something went wrong", message, 400 if is_ours else 500
         )
 
     def missing(self, request: "Request", error: Exception) -> "Response":
-        """No such page."""
+        """The page for an address that does not exist."""
         status = getattr(error, "status_code", 404)
-        return self._sorry(request, "Nothing here", "There is no page at this address.", status)
+        return self._error_page(request, "Page not found", "There is no page at this address.", status)
 
-    def _sorry(self, request: "Request", heading: str, message: str, status: int) -> "Response":
+    def _error_page(self, request: "Request", heading: str, message: str, status: int) -> "Response":
         back = self._back(request)
         values = {"explorer": self.explorer, "tab": "", "tabs": self._tabs(back), "back": back, "address": ""}
         page = render("error.html", heading=heading, message=message, json_address="", **values)
         return self.responses.HTMLResponse(page, status)
 
     def _back(self, request: "Request") -> str:
-        """The example that was looked at last, or the first one."""
+        """The example that the visitor opened last, else the first one."""
         name, _, row = request.cookies.get(PLACE, "").partition("/")
-        if name in SETS and whole(row) and 0 <= int(row) < self.explorer.count(name):
+        if name in SETS and is_whole_number(row) and 0 <= int(row) < self.explorer.count(name):
             return f"{name}/{row}"
         first = next((name for name in SETS if self.explorer.count(name)), None)
         return f"{first}/0" if first else ""
@@ -300,7 +302,7 @@ class Pages:
     def _place(self, request: "Request") -> ExamplePlace:
         row = request.path_params["row"].removesuffix(".json")
         name = request.path_params["set"]
-        if name not in SETS or not whole(row) or row.startswith("-"):
+        if name not in SETS or not is_whole_number(row) or row.startswith("-"):
             raise QueryError(f"there is no example {name[:20]}/{row[:20]}.")
         place = ExamplePlace(name, int(row))
         self.explorer.need(place)
@@ -308,20 +310,20 @@ class Pages:
 
     def _choice(self, request: "Request") -> TrainingSetQuestion:
         fields = AddressFields(request)
-        which = fields.one_of("which", get_args(Correctness)) or "all"
-        return TrainingSetQuestion(fields.text("layer"), which, fields.number("rows", 200))
+        correctness = fields.one_of("which", get_args(Correctness)) or "all"
+        return TrainingSetQuestion(fields.text("layer"), correctness, fields.number("rows", 200))
 
-    def _brought(self, place: ExamplePlace) -> "Response":
+    def _added(self, place: ExamplePlace) -> "Response":
         return self.responses.JSONResponse({"address": f"/prediction/{place.set}/{place.row}"})
 
-    def _state(self, found: PendingWork | None) -> "Response":
-        if found is None:
+    def _state(self, work: PendingWork | None) -> "Response":
+        if work is None:
             return self.responses.JSONResponse({"state": "done", "share": 1.0}, 200)
-        return self.responses.JSONResponse({**as_plain(found), "left": found.left, "begun": None})
+        return self.responses.JSONResponse({**as_plain(work), "left": work.left, "begun": None})
 
 
 def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None) -> Guard:
-    """The whole application, guarded."""
+    """The application behind its access control."""
     routing, applications = require("starlette.routing", "web"), require("starlette.applications", "web")
     responses, exceptions = require("starlette.responses", "web"), require("starlette.exceptions", "web")
     pages, route = Pages(explorer), routing.Route
@@ -357,25 +359,25 @@ def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | N
 
 
 def warm_up(explorer: Explorer) -> None:
-    """Ask once, so that the first visitor need not wait, and begin the ledgers that masks go through."""
+    """Ask once, so that the first visitor does not wait, and start the ledgers that masks need in the background."""
     first = next((name for name in ("test", "train") if explorer.count(name)), None)
     for layer in reversed(explorer.layers):
         if first is not None and not explorer.is_swept(layer):
             predict(explorer, ExamplePlace(first, 0), PredictionQuestion(layer))
-    for book in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
-        if isinstance(book, PendingWork):
-            explorer.desk.start(book.name)
+    for ledger in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
+        if isinstance(ledger, PendingWork):
+            explorer.work_queue.start(ledger.name)
 
 
 def next_mistake(explorer: Explorer, place: ExamplePlace) -> ExamplePlace | None:
-    """The next example after a place that the network gets wrong."""
+    """The next example after a place that the network gets wrong; None if none is near."""
     examples = explorer.examples(place.set)
     if examples is None or examples.labels is None:
-        raise QueryError(f"the examples of '{place.set}' have no labels, so it is not known which answers are wrong.")
+        raise QueryError(f"the examples of '{place.set}' have no labels, so mistakes cannot be found.")
     rows = range(place.row + examples.stride, len(examples), examples.stride)[:MANY_ROWS]
-    for begin in range(0, len(rows), BATCH):
-        some = rows[begin : begin + BATCH]
-        for row, answer in zip(some, explorer.logits(place.set, some).argmax(1).tolist(), strict=True):
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        for row, answer in zip(batch, explorer.logits(place.set, batch).argmax(1).tolist(), strict=True):
             if examples.label(row) not in (None, answer):
                 return ExamplePlace(place.set, row)
     return None
@@ -385,11 +387,11 @@ def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.replace(",", " ").split()]
     except ValueError as error:
-        raise QueryError(f"these are not all numbers: {text[:60]!r}.") from error
+        raise QueryError(f"not everything here is a number: {text[:60]!r}.") from error
 
 
 def _fitted(ids: list[int], shape: tuple[int, ...], free: bool) -> list[int]:
-    """Tokens in the length that the network takes: a long text loses its beginning."""
+    """Cut tokens to the length that the network takes: a long text loses its beginning."""
     length = shape[0]
     if len(ids) >= length or free:
         return ids[-length:]

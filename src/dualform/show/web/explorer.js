@@ -1,23 +1,23 @@
-// A little script: controls take effect at once, slow answers are waited for, and own inputs are sent. Pages work without.
+// Controls take effect at once, slow answers are waited for, and own inputs are uploaded. Pages work without this script.
 "use strict";
 
 const main = () => document.getElementById("main");
 const headers = { "X-Dualform": "1" };
 let latest = 0;
 
-// Fetch a page and show its content in place of this one's.
+// Fetch a page and replace the content of this page with it.
 async function show(address, { push = true } = {}) {
-  const mine = ++latest;
+  const request = ++latest;
   const focused = document.activeElement && document.activeElement.id;
   main().setAttribute("aria-busy", "true");
   try {
     const response = await fetch(address, { headers });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
-    if (mine !== latest) return;
-    const found = page.getElementById("main");
-    if (!found) { location.href = address; return; }
+    if (request !== latest) return;
+    const newMain = page.getElementById("main");
+    if (!newMain) { location.href = address; return; }
     document.title = page.title;
-    main().replaceWith(document.adoptNode(found));
+    main().replaceWith(document.adoptNode(newMain));
     for (const part of ["header", "footer"]) document.querySelector(part).replaceWith(document.adoptNode(page.querySelector(part)));
     const moved = new URL(address, location.href).pathname !== location.pathname;
     if (push) history.pushState(null, "", address);
@@ -25,15 +25,15 @@ async function show(address, { push = true } = {}) {
     if (focused && document.getElementById(focused)) document.getElementById(focused).focus({ preventScroll: true });
     begin();
     const verdict = document.querySelector(".verdict, h1");
-    document.getElementById("told").textContent = verdict ? verdict.textContent : "";
+    document.getElementById("announcement").textContent = verdict ? verdict.textContent : "";
   } catch (error) {
-    if (mine === latest) { main().removeAttribute("aria-busy"); problem("The explorer does not answer. Is it still running?"); }
+    if (request === latest) { main().removeAttribute("aria-busy"); problem("The explorer does not answer. Is it still running?"); }
   }
 }
 
 function problem(text) {
   const place = document.querySelector("[data-problem]");
-  document.getElementById("told").textContent = text;
+  document.getElementById("announcement").textContent = text;
   if (place) { place.textContent = text; place.hidden = false; place.scrollIntoView({ block: "nearest" }); }
 }
 
@@ -44,7 +44,7 @@ function addressOf(form) {
   return form.getAttribute("action") + (text ? "?" + text : "");
 }
 
-// What is new on the page comes to life.
+// Attach the handlers of new content.
 function begin() {
   for (const work of document.querySelectorAll("[data-work]")) {
     work.querySelector("[data-start]").addEventListener("click", () => start(work));

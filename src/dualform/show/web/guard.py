@@ -1,4 +1,4 @@
-"""Who may come in, and what a page may do: hosts, a token, headers, and the size of what is sent."""
+"""Access control: allowed hosts, a token, security headers, and limits on requests."""
 
 import asyncio
 import hmac
@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 COOKIE = "dualform"
 MOST_BYTES = 8_000_000
-"""What somebody may send at most."""
+"""The largest request body."""
 
 LONGEST = 30.0
-"""Seconds that a part of it may take to come."""
+"""The most seconds to wait for the next part of a request body."""
 
 HEADERS = {
     "content-security-policy": (
@@ -35,42 +35,42 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """Stands before the pages. A page on another site can neither read them nor change anything here.
+    """An ASGI application that checks requests before the pages see them: other sites can neither read nor post.
 
-    Requests must name a host that is ours (so no foreign name can be bound to this machine), changes must carry a
-    header that other sites cannot send, and with a ``token`` every visitor must know it.
+    A request must name one of the ``hosts`` (against DNS rebinding), a POST must carry a header that other sites cannot
+    send, and if there is a ``token`` every visitor must present it.
     """
 
     def __init__(self, app: App, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None) -> None:
         self.app, self.hosts, self.token = app, {host.lower() for host in hosts}, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or say why not."""
+        """Pass a request on, or refuse it with a reason."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if "*" not in self.hosts and _host(headers.get("host", "")) not in self.hosts:
-            return await _refuse(send, 421, "This host name is not one of the explorer's.")
-        if _from_elsewhere(scope, headers):
-            return await _refuse(send, 403, "Another site may not ask the explorer. Open its address yourself.")
-        if self.token is not None and not await self._known(scope, headers, send):
+            return await _refuse(send, 421, "The explorer does not serve this host name.")
+        if _is_cross_site(scope, headers):
+            return await _refuse(send, 403, "Other sites may not use the explorer. Open its address yourself.")
+        if self.token is not None and not await self._has_token(scope, headers, send):
             return None
         if scope["method"] not in ("GET", "HEAD"):
             if scope["method"] != "POST" or headers.get("x-dualform") != "1":
-                return await _refuse(send, 403, "Only the explorer's own pages may change something.")
+                return await _refuse(send, 403, "Only the explorer's own pages may send changes.")
             if not headers.get("content-length", "0").isdigit() or int(headers.get("content-length", "0")) > MOST_BYTES:
                 return await _refuse(send, 413, f"At most {MOST_BYTES:,} bytes can be sent.")
         await self.app(scope, _limited(receive), _with_headers(send))
         return None
 
-    async def _known(self, scope: Scope, headers: Mapping[str, str], send: Send) -> bool:
-        """Whether a visitor knows the token; from the address it moves into a cookie."""
+    async def _has_token(self, scope: Scope, headers: Mapping[str, str], send: Send) -> bool:
+        """Whether a request carries the token. A token in the address is moved into a cookie by a redirect."""
         assert self.token is not None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if any(_same(given, self.token) for given in (*_cookies(headers.get("cookie", "")), bearer)):
+        if any(_same(secret, self.token) for secret in (*_cookies(headers.get("cookie", "")), bearer)):
             return True
         if any(name == "token" and _same(value, self.token) for name, value in query):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
@@ -78,44 +78,47 @@ class Guard:
             cookie_text = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             await _answer(send, 303, b"", {"location": address, "set-cookie": cookie_text})
             return False
-        await _refuse(send, 401, "Open the address with the token that the explorer printed when it was started.")
+        await _refuse(send, 401, "Open the address with the token that the explorer printed when it started.")
         return False
 
 
-def _from_elsewhere(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends a request for another site's page; to come in through a link is allowed."""
+def _is_cross_site(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether the browser made the request for a page of another site; following a link to ``/`` is allowed."""
     entering = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not entering
 
 
 def _cookies(text: str) -> list[str]:
-    """The values of our cookie, whatever other applications left beside it."""
+    """The values of our cookie among those of other applications."""
     pairs = (part.strip().partition("=") for part in text.split(";"))
     return [value.strip('"') for name, _, value in pairs if name == COOKIE]
 
 
 def _host(text: str) -> str:
-    """The name in a Host header, without its port."""
+    """The host name in a Host header, without the port."""
     text = text.strip().lower()
     return text.split("]")[0] + "]" if text.startswith("[") else text.split(":")[0]
 
 
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+def _same(secret: str, token: str) -> bool:
+    return hmac.compare_digest(secret.encode(), token.encode())
 
 
 def _limited(receive: Receive) -> Receive:
-    """What is sent, cut off where it is too much."""
-    seen, whole = 0, False
+    """Receive a request body, and disconnect if it is too large or too slow."""
+    received_bytes, is_complete = 0, False
 
     async def limited() -> MutableMapping[str, Any]:
-        nonlocal seen, whole
+        nonlocal received_bytes, is_complete
         try:
-            message = await asyncio.wait_for(receive(), None if whole else LONGEST)
+            message = await asyncio.wait_for(receive(), None if is_complete else LONGEST)
         except TimeoutError:
             return {"type": "http.disconnect"}
-        seen, whole = seen + len(message.get("body", b"")), not message.get("more_body", False)
-        return {"type": "http.disconnect"} if seen > MOST_BYTES else message
+        received_bytes, is_complete = (
+            received_bytes + len(message.get("body", b"")),
+            not message.get("more_body", False),
+        )
+        return {"type": "http.disconnect"} if received_bytes > MOST_BYTES else message
 
     return limited
 
@@ -135,7 +138,7 @@ async def _refuse(send: Send, status: int, text: str) -> None:
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    every = {**HEADERS, **headers, "content-length": str(len(body))}
-    encoded = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
+    all_headers = {**HEADERS, **headers, "content-length": str(len(body))}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Start the server: on this machine alone, or with a token."""
+"""Start the server, for this machine only or with a token."""
 
 import ipaddress
 import secrets
@@ -17,25 +17,26 @@ from .app import make_app, warm_up
 from .guard import LOOPBACK
 
 
-def serve(explorer: Explorer, host: str, port: int, token: str | None, browser: bool, say: Console) -> None:
-    """Serve the explorer until somebody stops it."""
+def serve(explorer: Explorer, host: str, port: int, token: str | None, browser: bool, console: Console) -> None:
+    """Serve the explorer until it is stopped."""
     server, address = make_server(explorer, host, port, token)
-    begin = time.perf_counter()
-    say.print("Warming up …", end="\r")
+    start = time.perf_counter()
+    console.print("Warming up …", end="\r")
     warm_up(explorer)
-    say.print(
-        f"The explorer is at [bold]{address}[/] (ready after {time.perf_counter() - begin:.1f} s). Stop it with Ctrl-C."
+    console.print(
+        f"The explorer is at [bold]{address}[/] (ready after {time.perf_counter() - start:.1f} s). "
+        "Press Ctrl-C to stop it."
     )
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     try:
         server.run(sockets=[server.dualform_socket])
     finally:
-        explorer.desk.close()
+        explorer.work_queue.close()
 
 
 def make_server(explorer: Explorer, host: str, port: int, token: str | None) -> tuple[Any, str]:
-    """A server that has its port already, and the address to open."""
+    """A server whose port is already open, and the address for the browser."""
     uvicorn = require("uvicorn", "web")
     local = is_loopback(host)
     token = token or (None if local else secrets.token_urlsafe(24))
@@ -59,7 +60,7 @@ def make_server(explorer: Explorer, host: str, port: int, token: str | None) -> 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Whether a host can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -69,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
+    """A socket bound to a host and port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,6 +79,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise QueryError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another port with --port, or 0 for any."
+            f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another --port; 0 picks a free one."
         ) from error
     return listener
