@@ -1,0 +1,69 @@
+"""Sphinx: the pages of this folder as a site. `make docs` builds it; nothing on it comes from the network."""
+
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+project = "dualform"
+author = "dualform contributors"
+project_copyright = "dualform contributors"
+version = release = version_of("dualform")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+master_doc = "index"
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_links_external_new_tab = False
+suppress_warnings: list[str] = []
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "show-inheritance": True}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+add_module_names = False
+
+html_theme = "furo"
+html_title = f"dualform {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "default"
+pygments_dark_style = "github-dark"
+
+
+def escape_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """|α| in a docstring is an absolute value, and not a substitution of reStructuredText."""
+    lines[:] = ["".join(_escaped(part) for part in re.split(r"(``.*?``)", line)) for line in lines]
+
+
+def _escaped(part: str) -> str:
+    return part if part.startswith("``") else re.sub(r"(?<!\\)\|", r"\\|", part)
+
+
+def inline_mathml(translator: Any, node: nodes.math) -> None:
+    """Formulas are MathML, which browsers draw by themselves: no script and no font has to be loaded."""
+    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    raise nodes.SkipNode
+
+
+def block_mathml(translator: Any, node: nodes.math_block) -> None:
+    """The same for a formula on lines of its own."""
+    translator.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect the functions above."""
+    app.connect("autodoc-process-docstring", escape_bars)
+    app.add_html_math_renderer("mathml", (inline_mathml, None), (block_mathml, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
