@@ -2,8 +2,8 @@
 
 import html
 import re
-from pathlib import Path
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -45,7 +45,9 @@ pygments_style = "default"
 pygments_dark_style = "github-dark"
 
 
-LISTED = re.findall(r"^(.+) <(results/.+)>$", Path(__file__).with_name("benchmarks.md").read_text("utf-8"), re.MULTILINE)
+LISTED = re.findall(
+    r"^(.+) <(results/.+)>$", Path(__file__).with_name("benchmarks.md").read_text("utf-8"), re.MULTILINE
+)
 TITLES = {name: title for title, name in LISTED}
 """Titles of the pages that benchmarks print, by their name."""
 
@@ -87,9 +89,19 @@ def add_title(app: Any, name: str, source: list[str]) -> None:
         source[0] = f"# {TITLES[name]}\n\n{source[0]}"
 
 
+def list_external_links(app: Any, error: Exception | None) -> None:
+    """Write the addresses of all external links to a file. They are not fetched."""
+    if error is None:
+        doctrees = map(app.env.get_doctree, app.env.found_docs)
+        links = {link.get("refuri", "") for doctree in doctrees for link in doctree.findall(nodes.reference)}
+        external = sorted(link for link in links if link.startswith("http"))
+        Path(app.outdir, "external-links.txt").write_text("\n".join(external) + "\n", encoding="utf-8")
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Connect the functions above."""
     app.connect("source-read", add_title)
+    app.connect("build-finished", list_external_links)
     app.connect("autodoc-process-docstring", escape_bars)
     app.add_html_math_renderer("mathml", (inline_mathml, None), (block_mathml, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
