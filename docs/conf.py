@@ -41,6 +41,7 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
+highlight_language = "none"  # blocks without a language are output or commands
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
