@@ -8,9 +8,10 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format reproduce clean
+.PHONY: help demo test slow typed check format docs reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -36,6 +37,10 @@ format: $(READY) ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
+docs: $(DOCS_READY) ## build the documentation as a site in docs/_build; a warning or a broken link is an error
+	@$(BIN)/python -m sphinx -q -W -b html $(ARGS) docs docs/_build
+	@echo "The site is docs/_build/index.html."
+
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
 	@$(BIN)/dualform reproduce dual-form $(ARGS)
 	@$(BIN)/python -m experiments.dual_form.page
@@ -51,7 +56,7 @@ reproduce: $(READY) ## run all experiments of the papers again, and make their r
 	@$(BIN)/python -m experiments.key_driven_gqa.page
 
 clean: ## remove caches and build files; .venv and runs stay
-	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis
 	@find src tests experiments benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): pyproject.toml constraints.txt
@@ -63,4 +68,9 @@ $(READY): pyproject.toml constraints.txt
 	    "where Python comes in parts, the part to install is called python3-venv." >&2; exit 1; }
 	@echo "Installing dualform and its tools in $(VENV); the first time this takes a few minutes."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	@echo "Installing what builds the documentation in $(VENV)."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

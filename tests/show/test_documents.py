@@ -1,21 +1,36 @@
 """The documents say what is so: the quickstart runs and prints what the README shows, and links lead somewhere."""
 
+import os
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+import dualform
 from dualform import data
 from dualform.errors import DataNotFound
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TRAINERS = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
-FINETUNING = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not {"results", "_build"} & set(page.relative_to(DOCS).parts)]
+TRAINERS = (DOCS / "guides" / "trainers.md").read_text(encoding="utf-8")
+FINETUNING = (DOCS / "guides" / "finetuning.md").read_text(encoding="utf-8")
+SELF_CONTAINED = [
+    "start",
+    "guides/tables",
+    "guides/long-runs",
+    "guides/processes",
+    "concepts/counterfactual",
+    "concepts/layers",
+    "concepts/precision",
+    *(pytest.param(f"guides/{name}", marks=pytest.mark.slow) for name in ("images", "text", "wrong-labels")),
+]
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
@@ -142,17 +157,74 @@ def test_the_loop_on_the_page_is_the_one_in_the_example():
     assert " ".join(blocks(FINETUNING, "python")[0].split()) in example
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("name", SELF_CONTAINED)
+def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(name, tmp_path, monkeypatch, capsys):
+    """Its blocks one after the other; a block without a language shows what the block before it printed."""
+    pytest.importorskip("mlxtend", reason="the extra demo is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    variables: dict[str, object] = {"__name__": "page"}
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    printed = ""
+    for language, body in fences:
+        if language == "python":
+            assert not printed, f"not shown on the page: {printed}"
+            try:
+                exec(compile(body, f"{name}.md", "exec"), variables)
+            except DataNotFound as error:
+                pytest.skip(str(error))
+            printed = capsys.readouterr().out
+        elif not language and printed:
+            if name != "guides/text":  # which letter comes next may be decided by rounding
+                assert NUMBER.sub("#", printed) == NUMBER.sub("#", body)
+            assert len(printed.splitlines()) == len(body.splitlines())
+            printed = ""
+    assert not printed
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert link.startswith("https://") or (page.parent / link).exists(), link
 
 
+def pages_in_toctrees(page: Path) -> Iterator[Path]:
+    """The pages that the tables of contents of a page list, and those that these list in turn."""
+    for body in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        for line in body.splitlines():
+            if line and not line.startswith(":"):
+                name = line.rpartition("<")[2].rstrip(">")
+                child = page.parent / f"{name}.md"
+                yield child
+                yield from pages_in_toctrees(child)
+
+
+def test_the_site_lists_every_page_once():
+    listed = sorted(pages_in_toctrees(DOCS / "index.md"))
+    existing = [page for page in DOCS.rglob("*.md") if "_build" not in page.parts and page != DOCS / "index.md"]
+    assert listed == sorted(existing)
+
+
 def test_every_page_can_be_reached_from_the_readme():
-    for page in PAGES[1:]:
-        assert f"docs/{page.name}" in README, page.name
+    wrappers = {"index", "contributing", "changelog"}  # the README and two files beside it have their content
+    for page in PAGES:
+        name = page.relative_to(DOCS).as_posix()
+        if page.parent.name != "api" and page.stem not in wrappers:
+            assert f"docs/{name}" in README, name
+    assert "docs/api/index.md" in README
 
 
-def test_the_first_screen_has_the_demo_and_the_tests():
+def test_the_api_pages_name_every_public_module():
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    modules = [name for name in dualform.__all__ if isinstance(getattr(dualform, name), ModuleType) and name != "plot"]
+    for name in (*modules, "data", "models", "errors", "show.figures"):
+        assert f".. automodule:: dualform.{name}\n" in text, name
+    for name in set(dualform.__all__) - {*modules, "plot"}:
+        assert re.search(rf":: dualform\.{name}$", text, flags=re.MULTILINE), name
+
+
+def test_the_first_screen_has_the_demo_the_tests_and_the_installation():
     first = README.splitlines()[:12]
+    assert any("pip install ." in line for line in README.splitlines()[:24])
     assert any("make demo" in line for line in first) and any("make test" in line for line in first)

@@ -24,6 +24,7 @@ from . import demo as demonstration
 from . import reproduce as experiments
 from .ask import RowQuestion, print_answers, require_memory_weights
 from .heads import HeadsInputs, print_reports, write_page
+from .help import print_help
 from .inspect import print_contents
 from .program import program
 
@@ -311,6 +312,14 @@ def reproduce(
         _console().print("\n".join(experiments.experiment_names()))
         return
     experiments.reproduce(experiment, variant or [], seeds=seeds, out=out, quick=quick, threads=threads, keep=keep)
+
+
+@app.command("help", epilog="[bold]Examples:[/]\n\ndualform help NoteError\n\ndualform help edited")
+def explain_name(
+    name: Annotated[str | None, Argument(help="An error or a mark; without a name all of them are listed.")] = None,
+) -> None:
+    """Explain an error or a mark: what happened, and what to do about it."""
+    print_help(name, _console())
 
 
 def _console() -> Console:
