@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryLocked, NotAMemory, WriteError
 
 from .format import FORMAT, NAME, Manifest
+from .io import is_in_use, retry_while_in_use
 from .rank_folders import RANKS, load_manifest
 
 INIT = "init.safetensors"
@@ -59,12 +60,12 @@ def lock_folder(folder: Path) -> FileLock:
 
 def remove_memory(folder: Path) -> None:
     """Remove the files of a memory: the manifest first, so that it is whole or gone; what it is known by last."""
-    (folder / NAME).unlink(missing_ok=True)
+    _remove(folder / NAME)
     for part in sorted((folder / RANKS).glob("[0-9]" * 4)):
         remove_memory(part)
     for file in _files(folder):
-        file.unlink()
-    (folder / INIT).unlink(missing_ok=True)
+        _remove(file)
+    _remove(folder / INIT)
 
 
 def remove_unlisted(folder: Path, manifest: Manifest) -> None:
@@ -73,7 +74,19 @@ def remove_unlisted(folder: Path, manifest: Manifest) -> None:
     listed |= {folder / entry.name for entry in manifest.ledgers}
     for file in _files(folder):
         if file not in listed:
-            file.unlink()
+            _remove(file)
+
+
+def _remove(file: Path) -> None:
+    try:
+        retry_while_in_use(lambda: file.unlink(missing_ok=True))
+    except PermissionError as error:
+        if not is_in_use(error):
+            raise
+        raise WriteError(
+            f"cannot remove {file}: a memory that is open here or in another program uses it, and this system does not "
+            "remove open files. Close it first (in Python: del memory), or choose another path."
+        ) from error
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,6 +1,8 @@
 """The command line: verbs over the same objects that Python users hold."""
 
+import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        _replace_what_cannot_be_encoded()
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         try:
             return super().invoke(ctx)
@@ -47,6 +50,13 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             errors.print("\nStopped. What was complete is on disk; run the same command again to start over.")
             raise typer.Exit(130) from error
+
+
+def _replace_what_cannot_be_encoded() -> None:
+    """Print "?" for a character that the encoding of the terminal or file lacks (cp1252 on Windows lacks "▓")."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 app = typer.Typer(
