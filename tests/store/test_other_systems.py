@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import pytest
 import windows_rules
@@ -79,7 +80,7 @@ def test_a_file_system_that_syncs_no_folders_can_be_written_to(tmp_path, monkeyp
 @pytest.mark.parametrize("keep", ["slots", "ledger"])
 def test_names_in_the_manifest_have_forward_slashes_on_every_system(keep, tmp_path):
     model = mlp(5, 4, 3)
-    options = {} if keep == "slots" else {"keep": "ledger", "by": "label"}
+    options: dict[str, Any] = {} if keep == "slots" else {"keep": "ledger", "by": "label"}
     trained(tmp_path, model, sgd(model), batches(2, 3, 5, 3), **options)
     manifest = load_manifest(tmp_path)
     names = [*manifest.files, *(entry.name for entry in manifest.ledgers)]
