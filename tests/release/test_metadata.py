@@ -71,7 +71,7 @@ def test_the_source_distribution_holds_every_folder_and_file_of_the_tree():
 def test_the_changelog_has_a_heading_for_this_version_and_one_for_the_next():
     headings = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert headings[0] == "Unreleased"
-    assert re.fullmatch(re.escape(PROJECT["version"]) + r" \(\d{4}-\d\d-\d\d\)", headings[1])
+    assert re.fullmatch(re.escape(PROJECT["version"]) + r" - \d{4}-\d\d-\d\d", headings[1])
 
 
 def test_the_hooks_of_pre_commit_are_the_checks_of_make():

@@ -99,13 +99,13 @@ def demo(environment) -> Path:
 
 RECORD = """
 import torch, dualform
-model = torch.nn.Linear(4, 3)
+model = torch.nn.Sequential(torch.nn.Linear(4, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with dualform.record(model, optimizer, "runs/bare") as tape:
     tape.note(label=torch.arange(6))
     torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3).backward()
     optimizer.step()
-hit = dualform.open("runs/bare").attend(model, torch.randn(1, 4)).top(1)[0]
+hit = dualform.open("runs/bare").attend(model, torch.randn(1, 4)).top(1, layer="0")[0]
 print(hit.label, dualform.__file__)
 """
 

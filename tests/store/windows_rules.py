@@ -26,7 +26,7 @@ CALLS = (
     "O_DIRECT O_DIRECTORY O_NOFOLLOW O_CLOEXEC O_SYNC O_DSYNC posix_fadvise posix_fallocate fdatasync "
     "sync pread pwrite preadv pwritev fork forkpty setpriority getpriority PRIO_PROCESS nice "
     "sched_getaffinity sched_setaffinity uname statvfs fstatvfs getloadavg sysconf getuid geteuid getpgid "
-    "setsid killpg mkfifo chown lchown fchmod register_at_fork set_blocking sendfile splice "
+    "setsid killpg mkfifo chown lchown register_at_fork set_blocking sendfile splice "
     "copy_file_range memfd_create "
 )
 BINARY = 1 << 30
