@@ -78,6 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR if exclusive is None else exclusive, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # whoever opens the printed address at once waits until the server answers
     except OSError as error:
         listener.close()
         raise QueryError(
