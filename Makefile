@@ -9,9 +9,11 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+LOWEST := $(VENV)-lowest
+LOWEST_TESTS := tests/record/test_step_hooks.py tests/store tests/engine tests/explain tests/rules tests/attention
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format docs reproduce clean
+.PHONY: help demo test slow typed check format docs wheel package lowest reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -23,7 +25,7 @@ test: $(READY) ## run the tests in JOBS=2 processes, without the long ones
 	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 slow: $(READY) ## run the long tests alone
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not package" $(ARGS)
 
 typed: $(READY) ## run the tests of make test with the shapes and types of all arguments checked; takes twice as long
 	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --jaxtyping-packages=dualform,beartype.beartype $(ARGS)
@@ -40,6 +42,17 @@ format: $(READY) ## format the code and mend what can be mended by itself
 docs: $(DOCS_READY) ## build the documentation as a site in docs/_build; a warning or a broken link is an error
 	@$(BIN)/python -m sphinx -q -W -b html $(ARGS) docs docs/_build
 	@echo "The site is docs/_build/index.html."
+
+wheel: $(READY) ## build the source distribution and the wheel in dist/
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build
+	@ls -sh dist
+
+package: $(READY) ## build, install in a clean environment, and run the quickstart, demo, report and serve there; needs a network
+	@$(BIN)/python -m pytest -m package $(ARGS)
+
+lowest: $(LOWEST)/.ready ## run the tests of the core with the lowest versions that pyproject.toml claims; needs a network
+	@$(LOWEST)/bin/python -m pytest -m "not slow" -n $(JOBS) $(LOWEST_TESTS) $(ARGS)
 
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
 	@$(BIN)/dualform reproduce dual-form $(ARGS)
@@ -58,6 +71,13 @@ reproduce: $(READY) ## run all experiments of the papers again, and make their r
 clean: ## remove caches and build files; .venv and runs stay
 	@rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis
 	@find src tests experiments benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@echo "Installing the lowest versions in $(LOWEST): several gigabytes where torch comes with CUDA."
+	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints-lowest.txt \
+	  -e '.[demo,hf,lora,lightning,svm,web]' pytest pytest-xdist hypothesis beartype
+	@touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

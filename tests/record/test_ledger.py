@@ -157,7 +157,7 @@ def test_one_layer_may_have_a_ledger_beside_the_slots_of_others(tmp_path):
     close(
         masked.parameter("head.weight"), memory.parameter("head.weight") - memory.ledger("source")["s1"]["head.weight"]
     )
-    with pytest.raises(QueryError, match=r"kept by 'source'.*taken apart"):
+    with pytest.raises(QueryError, match=r"recorded by 'source'.*would have to be split"):
         memory.without("label = 1").weights(progress=False)
     with pytest.raises(HorizonError, match=r"kept at the steps \[8\] alone"):
         memory.at(3).weights(progress=False)

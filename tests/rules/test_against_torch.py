@@ -49,10 +49,12 @@ CASES: list[tuple[type, dict[str, Any]]] = [
     (optim.Adagrad, {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
     (optim.Adadelta, {"weight_decay": 0.1, "rho": 0.5}),
     (optim.Rprop, {}),
-    (optim.Adafactor, {"weight_decay": 0.1}),
-    (optim.Adafactor, {"d": 1.0, "eps": (1e-3, 1e-2)}),
     (Lion, {}),
 ]
+if hasattr(optim, "Adafactor"):  # from torch 2.5 on
+    CASES += [(optim.Adafactor, {"weight_decay": 0.1}), (optim.Adafactor, {"d": 1.0, "eps": (1e-3, 1e-2)})]
+MUON = getattr(optim, "Muon", None)
+"""From torch 2.9 on."""
 SHAPES = [(5, 4), (6,), (3, 2, 2, 2)]
 IMPLEMENTATIONS = [{"foreach": False}, {"foreach": True}, {"fused": True}, {"capturable": True}]
 
@@ -131,11 +133,13 @@ def test_muon_steps_as_its_rule_says_up_to_its_own_rounding(settings, shape):
     """It computes its step in bfloat16."""
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.randn(shape, dtype=torch.float64))
-    assert followed(optim.Muon([parameter], lr=1e-2, **settings), parameter, 10, seed=1) < 0.06
+    if MUON is None:
+        pytest.skip("this torch has no Muon")
+    assert followed(MUON([parameter], lr=1e-2, **settings), parameter, 10, seed=1) < 0.06
 
 
 def test_every_rule_of_the_table_is_tried():
-    assert {*RULES} == {optimizer for optimizer, _ in CASES if optimizer is not Lion} | {optim.Muon}
+    assert {*RULES} == {optimizer for optimizer, _ in CASES if optimizer is not Lion} | ({MUON} if MUON else set())
 
 
 @pytest.mark.parametrize(("optimizer", "settings"), CASES, ids=str)

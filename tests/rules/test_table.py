@@ -47,7 +47,8 @@ def test_an_optimiser_of_the_same_name_is_told_from_ours_by_its_module():
     with pytest.raises(UnsupportedOptimizer) as error:
         rule_for(transformers.Adafactor(parameters()))
     assert "transformers.optimization.Adafactor" in str(error.value)
-    assert f"{optim.Adafactor.__module__}.Adafactor" in str(error.value)
+    if hasattr(optim, "Adafactor"):  # from torch 2.5 on
+        assert f"{optim.Adafactor.__module__}.Adafactor" in str(error.value)
     other = type("Lion", (optim.Optimizer,), {"__module__": "pytorch_optimizer.optimizer.lion"})
     with pytest.raises(UnsupportedOptimizer, match=r"pytorch_optimizer\..*Lion.*lion_pytorch\.lion_pytorch\.Lion"):
         rule_for(other(parameters(), {}))

@@ -81,6 +81,13 @@ def adam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[st
     return numbers(group, state) | ({"capturable": 1.0} if group.get("capturable") else {})
 
 
+def adamw_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
+    """Those of Adam. In older versions of torch the group of an AdamW does not say that its decay is decoupled."""
+    settings = adam_settings(group, state)
+    settings.setdefault("decoupled_weight_decay", 1.0)
+    return settings
+
+
 def adam(s: Settings) -> Transition:
     r"""One step of ``torch.optim.Adam`` and ``AdamW``: :math:`W_s = a W_{s-1} - \frac{\eta}{1-\beta_1^s} P_s M_s`."""
     return mean_and_part(s, of_mean=s["lr"] / correction(s, "betas1"))
@@ -174,7 +181,7 @@ ADAM = Rule(
     "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
 )
 ADAMW = Rule(
-    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
+    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adamw_settings, decays_by_factor=True
 )
 NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True)
 RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True)

@@ -37,9 +37,9 @@ def call(name: str, role: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text looks like package.module:factory, and not like a file."""
+    """Whether a text looks like package.module:factory, and not like a file (which may begin with a drive, ``C:/``)."""
     module, colon, rest = text.partition(":")
-    return bool(colon and rest) and all(part.isidentifier() for part in module.split("."))
+    return bool(colon and rest) and rest[0] not in "/\\" and all(part.isidentifier() for part in module.split("."))
 
 
 def _read(name: str, role: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryLocked, NotAMemory, WriteError
 
 from .format import FORMAT, NAME, Manifest
+from .io import is_in_use, retry_while_in_use
 from .rank_folders import RANKS, load_manifest
 
 INIT = "init.safetensors"
@@ -69,12 +70,12 @@ def remove_memory(folder: Path) -> None:
 
     The manifest goes first, so that the memory is complete or gone; the file by which it is recognised goes last.
     """
-    (folder / NAME).unlink(missing_ok=True)
+    _remove(folder / NAME)
     for rank in sorted((folder / RANKS).glob("[0-9]" * 4)):
         remove_memory(rank)
     for file in _dualform_files(folder):
-        file.unlink()
-    (folder / INIT).unlink(missing_ok=True)
+        _remove(file)
+    _remove(folder / INIT)
 
 
 def remove_unlisted(folder: Path, manifest: Manifest) -> None:
@@ -83,7 +84,19 @@ def remove_unlisted(folder: Path, manifest: Manifest) -> None:
     listed |= {folder / entry.name for entry in manifest.ledgers}
     for file in _dualform_files(folder):
         if file not in listed:
-            file.unlink()
+            _remove(file)
+
+
+def _remove(file: Path) -> None:
+    try:
+        retry_while_in_use(lambda: file.unlink(missing_ok=True))
+    except PermissionError as error:
+        if not is_in_use(error):
+            raise
+        raise WriteError(
+            f"cannot remove {file}: a memory that is open here or in another program uses it, and this system does not "
+            "remove open files. Close it first (in Python: del memory), or choose another path."
+        ) from error
 
 
 def _dualform_files(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dualform.errors import RecordError
+from dualform.errors import RecordError, WriteError
 from dualform.types import Ended, Mark
 
 from .folder import remove_unlisted
@@ -176,7 +176,8 @@ class ShardWriter:
         before, self.manifest = self.manifest, with_shard(self.manifest, shard, files, ledger)
         self.manifest.save(self.folder)
         if before.ledgers != self.manifest.ledgers or shard.replaces:
-            remove_unlisted(self.folder, self.manifest)
+            with contextlib.suppress(WriteError):  # Windows keeps a file that somebody reads; the next call removes it
+                remove_unlisted(self.folder, self.manifest)
 
 
 def _lower_priority() -> None:

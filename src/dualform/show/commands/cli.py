@@ -1,6 +1,8 @@
 """The command line: each command is a few lines over the objects that Python users have."""
 
+import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +38,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        _replace_what_cannot_be_encoded()
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         try:
             return super().invoke(ctx)
@@ -54,6 +57,13 @@ class Commands(TyperGroup):
                 "\nStopped. Everything that was complete is on disk. To start over, run the same command again."
             )
             raise typer.Exit(130) from error
+
+
+def _replace_what_cannot_be_encoded() -> None:
+    """Print "?" for a character that the encoding of the terminal or file lacks (cp1252 on Windows lacks "▓")."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 app = typer.Typer(

@@ -73,9 +73,13 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket bound to a host and port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    exclusive = getattr(
+        socket, "SO_EXCLUSIVEADDRUSE", None
+    )  # Windows: SO_REUSEADDR would let two programs share a port
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR if exclusive is None else exclusive, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # whoever opens the printed address at once waits until the server answers
     except OSError as error:
         listener.close()
         raise QueryError(

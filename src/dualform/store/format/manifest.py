@@ -59,7 +59,7 @@ import xxhash
 from dualform.errors import CorruptMemory, FormatVersionError, MemoryNotFound, NotAMemory
 from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterInfo, Piece
 
-from ..io import FileEntry, write_bytes
+from ..io import FileEntry, retry_while_in_use, write_bytes
 from .ledger_file import LedgerEntry
 
 NAME = "manifest.json"
@@ -198,7 +198,7 @@ def read_manifest(folder: Path) -> Manifest:
         names = sorted(p.name for p in folder.iterdir())[:4] if folder.is_dir() else "a file"
         raise NotAMemory(f"{folder} is not a dualform memory: it has no {NAME} (found: {names or 'nothing'}).")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = retry_while_in_use(lambda: file.read_text(encoding="utf-8"))
         value = json.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise CorruptMemory(f"{file} is not valid JSON ({error}). Restore it from a copy.") from error

@@ -2,10 +2,11 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,14 @@ import xxhash
 from dualform.errors import CorruptMemory, WriteError
 
 from .direct_io import DirectFile
+
+IN_USE = (5, 32, 33, 1224)
+"""The numbers of the errors with which Windows refuses to replace, remove or open a file that somebody has open."""
+
+RETRIES = (0.001, 0.01, 0.1, 0.5, 1.0)
+"""Seconds between the tries: whoever reads a manifest has it open for an instant."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ def write_whole(path: Path, fill: Callable[[DirectFile], None], size: int = 0) -
             out.finish()
         finally:
             out.close()
-        os.replace(partial, path)
+        retry_while_in_use(lambda: os.replace(partial, path))
         _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -44,8 +53,10 @@ def write_whole(path: Path, fill: Callable[[DirectFile], None], size: int = 0) -
 
 
 def _failure_message(path: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         cause = "the disk is full"
+    elif is_in_use(error):
+        cause = "a memory that is open here or in another program uses the file that was to be replaced"
     else:
         cause = f"the operating system reports: {error.strerror or error}"
     return (
@@ -55,11 +66,34 @@ def _failure_message(path: Path, error: OSError) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+    """Force the names in a folder to the disk, on systems that can open a folder (Windows cannot)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync files only
+            raise
     finally:
         os.close(handle)
+
+
+def retry_while_in_use(action: Callable[[], Result]) -> Result:
+    """Call ``action`` again, for about two seconds, while Windows refuses it because the file is open elsewhere."""
+    for pause in RETRIES:
+        try:
+            return action()
+        except PermissionError as error:
+            if not is_in_use(error):
+                raise
+        time.sleep(pause)
+    return action()
+
+
+def is_in_use(error: OSError) -> bool:
+    """Whether Windows refused because the file is open; other systems replace and remove open files."""
+    return getattr(error, "winerror", None) in IN_USE
 
 
 def write_bytes(path: Path, data: Any) -> FileEntry:

@@ -6,7 +6,6 @@ copied to.
 """
 
 import errno
-import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -15,9 +14,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 DIRECT_FROM = 8 << 20
 PIECE = 1 << 20
 PAGE = 4096
+BINARY = getattr(os, "O_BINARY", 0)
+"""Without this flag Windows writes every newline byte as two bytes; other systems do not have it."""
 
 
 class DirectFile:
@@ -31,9 +37,9 @@ class DirectFile:
         self.hash = xxhash.xxh3_128()
         self._page: mmap.mmap | None = None
         self._filled = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY
         self._direct = False
-        if size >= DIRECT_FROM and hasattr(os, "O_DIRECT"):
+        if size >= DIRECT_FROM and fcntl is not None and hasattr(os, "O_DIRECT"):
             try:
                 self.file = os.open(path, flags | os.O_DIRECT, 0o644)
                 self._direct = True
@@ -81,7 +87,7 @@ class DirectFile:
             if error.errno != errno.EINVAL:
                 raise
             done = 0  # some file systems reject O_DIRECT only at the first write
-        if done < len(view) and self._direct:
+        if done < len(view) and self._direct and fcntl is not None:
             fcntl.fcntl(self.file, fcntl.F_SETFL, fcntl.fcntl(self.file, fcntl.F_GETFL) & ~os.O_DIRECT)
             self._direct = False
         self._write(view[done:])
