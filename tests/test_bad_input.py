@@ -932,7 +932,10 @@ def test_a_full_disk_ends_the_recording_at_a_complete_step(small_disk, write_pat
             history[tape.step] = [*map(_copied, (model.state_dict(), optimizer.state_dict()))]
 
     model, optimizer = network(100, 20)
-    with warnings.catch_warnings(), pytest.raises(WriteError, match=r"the disk is full.*Free some space.*resume=") as raised:
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(WriteError, match=r"the disk is full.*Free some space.*resume=") as raised,
+    ):
         warnings.simplefilter("ignore", DualformWarning)  # says the same once more
         with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
             train(model, optimizer, tape, 200)

@@ -32,7 +32,6 @@ GOLDEN = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("heads", "norms", "expected"), GOLDEN)
 def test_golden_vectors(heads, norms, expected, dtype):
-    """Check 4, first half: spec §3."""
     assert key_driven(torch.tensor(norms, dtype=dtype), heads).tolist() == expected
 
 
@@ -50,7 +49,7 @@ def one_by_one(norms: list[float], heads: int) -> list[int]:
 
 @pytest.mark.parametrize(("groups", "heads"), [(2, 8), (3, 6), (3, 12), (4, 16), (6, 12), (8, 16), (5, 20)])
 def test_ten_thousand_random_norms(groups, heads):
-    """Check 4, second half: H in all, none negative, always the same, and what the plain loop gives."""
+    """H in all, none negative, always the same, and what the plain loop gives."""
     norms = random(10_000, groups, seed=groups).abs() + 0.01
     found = key_driven(norms, heads)
     assert bool((found.sum(-1) == heads).all() & (found >= 0).all())
@@ -78,7 +77,7 @@ def test_only_order_and_relative_gaps_count():
     data=st.data(),
 )  # fmt: skip
 def test_norms_decide_by_their_order_and_size(norms, times, data):
-    """Checks 5 and 6: a common factor changes nothing; a permutation of heads permutes where nothing was repaired."""
+    """A common factor changes nothing; a permutation of heads permutes where nothing was repaired."""
     heads = 4 * len(norms)
     given = torch.tensor(norms, dtype=torch.float64)
     found = key_driven(given, heads)
@@ -91,7 +90,7 @@ def test_norms_decide_by_their_order_and_size(norms, times, data):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equal_norms_share_evenly(dtype):
-    """Check 3: also one group, no norm at all, and what is no number."""
+    """Also one group, no norm at all, and what is no number."""
     for norms in ([7.0] * 4, [0.0] * 4, [float("nan"), 1, 2, 3], [float("inf"), 1, 2, 3]):
         assert key_driven(torch.tensor(norms, dtype=dtype), 8).tolist() == [2, 2, 2, 2]
     assert key_driven(torch.tensor([3.0], dtype=dtype), 8).tolist() == [8]

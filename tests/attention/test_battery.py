@@ -50,7 +50,7 @@ def test_the_fast_way_is_the_expansion_written_out(name, causal, n):
 
 
 def test_what_is_padded_does_not_count(name, causal):
-    """B8: changing padded inputs must not change valid outputs, and a shorter batch gives the same."""
+    """Changing padded inputs must not change valid outputs, and a shorter batch gives the same."""
     made, x = steady(name, causal), random(2, 11, 12)
     padding = torch.zeros(2, 11, dtype=torch.bool)
     padding[0, 7:], padding[1, 10:] = True, True
@@ -70,7 +70,7 @@ def test_one_by_one_is_batched_and_the_order_of_a_batch_does_not_matter(name):
 
 
 def test_the_future_does_not_leak(name):
-    """B9: changing token t must not alter what comes before it, and a prefix alone gives the same."""
+    """Changing token t must not alter what comes before it, and a prefix alone gives the same."""
     if True not in orders(name):
         with pytest.raises(SizeError, match="not causal"):
             layer(name)(random(1, 9, 12), causal=True)
@@ -87,7 +87,6 @@ def test_the_future_does_not_leak(name):
 
 
 def test_gradients_are_right_and_reach_everything(name):
-    """B5."""
     made, x = ordered(name, 4, 2), random(1, 5, 4)
     for causal in orders(name):
         assert torch.autograd.gradcheck(lambda x, c=causal: made(x, causal=c), (x.requires_grad_(),))
@@ -99,7 +98,6 @@ def test_gradients_are_right_and_reach_everything(name):
 
 
 def test_no_member_adds_a_parameter(name):
-    """B11."""
     count = sum(p.numel() for p in layer(name).parameters())
     kernels = 3 * 12 if name.startswith("conv1d") else 0
     if "gqa" in name:  # half of the keys and values
@@ -119,7 +117,7 @@ def test_it_can_be_saved_and_loaded(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_stays_finite(name, dtype):
-    """B12: constant keys, one token, keys far from zero; gradients too, where the range of numbers allows it."""
+    """Constant keys, one token, keys far from zero; gradients too, where the range of numbers allows it."""
     made, half = ordered(name, 8, 2).to(dtype), dtype == torch.float16
     for x in (torch.ones(1, 6, 8), torch.randn(1, 1, 8), torch.randn(1, 6, 8) + (10 if half else 1e3)):
         for causal in orders(name):

@@ -13,7 +13,7 @@ from dualform.errors import SizeError
 )
 @pytest.mark.parametrize("apply_to", ["qk", "k", "qkv"])
 def test_the_delta_kernel_changes_nothing(name, plain, apply_to):
-    """B10: training begins at plain attention."""
+    """Training begins at plain attention."""
     conv, other, x = layer(name, apply_to=apply_to), layer(plain), random(2, 9, 12)
     other.load_state_dict({key: value for key, value in conv.state_dict().items() if "conv" not in key})
     close(conv(x), other(x))
@@ -22,7 +22,7 @@ def test_the_delta_kernel_changes_nothing(name, plain, apply_to):
 
 
 def test_class_tokens_are_not_convolved():
-    """B10: whatever the kernel is, the first token's query and key are what they were."""
+    """Whatever the kernel is, the first token's query and key are what they were."""
     conv, x = layer("conv2d", class_tokens=1), random(2, 10, 12)
     plain = conv.weights(x)
     nn.init.normal_(conv.conv.weight)
@@ -33,7 +33,7 @@ def test_class_tokens_are_not_convolved():
 
 
 def test_a_pattern_that_moves_takes_its_attention_with_it():
-    """B10: inside the grid, away from its border."""
+    """Inside the grid, away from its border."""
     conv = layer("conv2d", bias=False)
     nn.init.normal_(conv.conv.weight, generator=torch.Generator().manual_seed(1))
     grid = torch.zeros(1, 8, 8, 12, dtype=torch.float64)

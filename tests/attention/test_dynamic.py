@@ -46,7 +46,7 @@ def forced(one: Any, sizes: list[float]) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_allocation_changes_once_in_a_window_and_is_held_between(kind):
-    """Check 10: though keys change at every pass. An update is in use from the next pass on."""
+    """Though keys change at every pass. An update is in use from the next pass on."""
     one, used, cache = made(kind), [], torch.zeros(4, dtype=torch.float64)
     expected, waiting = torch.full((4,), 3), torch.full((4,), 3)
     for t in range(10):
@@ -76,7 +76,7 @@ def test_looking_is_no_pass_and_evaluation_holds():
 
 
 def test_evaluation_is_the_same_in_any_order_and_after_loading():
-    """Check 11, clean: bit for bit; allocation and cache are saved."""
+    """Clean: bit for bit; allocation and cache are saved."""
     one = made()
     for t in range(5):
         one(random(3, 5, 24, seed=t))
@@ -283,7 +283,7 @@ def test_norms_are_kept_in_float32_at_least(dtype):
 
 
 def test_at_first_both_kinds_are_proportional_to_the_norms():
-    """Check 10: diff with no cache, and ema with β = 1; and norms that are near each other are shared evenly."""
+    """Diff with no cache, and ema with β = 1; and norms that are near each other are shared evenly."""
     for kind, beta in (("diff", 0.9), ("ema", 1.0)):
         for mode in ("clean", "reference"):
             one = made(kind, mode, window=1, beta=beta)
@@ -299,7 +299,7 @@ def test_at_first_both_kinds_are_proportional_to_the_norms():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_released_cache_shrinks_to_norms_over_the_window(kind):
-    """Check 10: for constant norms c = n (1 − W^−k)/(W − 1) after k updates; updates at 0, W, 2W, … of an epoch."""
+    """For constant norms c = n (1 − W^−k)/(W − 1) after k updates; updates at 0, W, 2W, … of an epoch."""
     one = made(kind, "reference", window=5)
     x = forced(one, [1.0, 5.0, 2.0, 4.0])
     n = norms(one, x)[0].detach()
@@ -314,7 +314,7 @@ def test_the_released_cache_shrinks_to_norms_over_the_window(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_released_code_updates_at_every_window_of_an_epoch_and_holds_between(kind):
-    """Check 10: though keys change at every pass, and with a cache that is not like the norms."""
+    """Though keys change at every pass, and with a cache that is not like the norms."""
     one, cache = made(kind, "reference"), torch.zeros(4, dtype=torch.float64)
     held, used = torch.full((4,), 3), set()
     for t in range(10):
@@ -352,7 +352,7 @@ def test_released_norms_are_summed_over_the_batch_and_repaired_at_random():
 
 
 def test_released_evaluation_changes_what_it_evaluates_with():
-    """Check 11, reference: the cache is changed, results depend on the order, and a repeated batch is caught."""
+    """Reference: the cache is changed, results depend on the order, and a repeated batch is caught."""
     one = made("diff", "reference")
     x, y = random(3, 5, 24), 4 * random(3, 5, 24, seed=1)
     one(x)

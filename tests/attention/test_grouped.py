@@ -56,7 +56,7 @@ def allocations(draw, heads: int, groups: int) -> list[int]:
     m=st.integers(1, 7), share=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_allocation_is_the_specification_written_out(allocation, kind, n, m, share, seed):
-    """Check 1: groups without heads, padding and order included; the fast way, and the expansions."""
+    """Groups without heads, padding and order included; the fast way, and the expansions."""
     made = held(layer("kdgqa", 12, 6, groups=3), allocation)
     x = random(2, n, 12, seed=seed)
     context = random(2, m, 12, seed=seed + 1) if kind == "cross" else x
@@ -71,7 +71,7 @@ def test_any_allocation_is_the_specification_written_out(allocation, kind, n, m,
 
 
 def test_one_group_a_head_is_multi_head_attention():
-    """Check 2, first part, against torch itself."""
+    """Against torch itself."""
     theirs, x = nn.MultiheadAttention(12, 4, batch_first=True).double(), random(2, 7, 12)
     nn.init.normal_(theirs.in_proj_bias)
     expected, weights = theirs(x, x, x, average_attn_weights=False)
@@ -84,7 +84,7 @@ def test_one_group_a_head_is_multi_head_attention():
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (6, 3), (6, 2)])
 def test_groups_are_heads_with_repeated_keys(heads, groups):
-    """Check 2: with G = 1, multi-query attention, keys and values are broadcast."""
+    """With G = 1, multi-query attention, keys and values are broadcast."""
     made, x = layer("gqa", 12, heads, groups=groups), random(2, 7, 12)
     q = split_heads(made.query(x), heads)
     k, v = (split_heads(each(x), groups).repeat_interleave(heads // groups, 1) for each in (made.key, made.value))
@@ -110,7 +110,6 @@ def test_a_multi_head_layer_with_the_same_keys_in_every_group_is_the_same_functi
 
 @pytest.mark.parametrize("name", ["kdgqa", "dgqa"])
 def test_gradients_with_a_constant_allocation_are_right(name):
-    """Check 9."""
     made = held(layer(name, 6, 3, groups=3), [2, 0, 1])
     x = random(2, 4, 6).requires_grad_()
     inputs = (x, *made.parameters())
@@ -124,7 +123,6 @@ def test_gradients_with_a_constant_allocation_are_right(name):
 
 @pytest.mark.parametrize("name", ["kdgqa", "dgqa"])
 def test_a_group_without_heads_gets_no_gradient_at_all(name):
-    """Check 8."""
     made = held(layer(name, 12, 6, groups=3), [4, 0, 2])
     made(random(2, 5, 12)).square().sum().backward()
     for part in (made.key, made.value):
@@ -152,7 +150,6 @@ def test_examples_may_have_allocations_of_their_own(seed):
     [(384, 6, 3, 591_360, 443_520), (768, 12, 6, 2_362_368, 1_771_776), (1024, 16, 8, 4_198_400, 3_148_800)],
 )
 def test_parameters_are_as_many_as_in_the_specification(width, heads, groups, whole, fewer):
-    """Check 14: spec §7."""
     with torch.device("meta"):
         for name in NAMES:
             for options, count in (({"groups": heads}, whole), ({"groups": groups}, fewer), ({}, fewer)):
@@ -185,7 +182,7 @@ def pooled(weight: Tensor, heads: int, groups: int) -> Tensor:
 @pytest.mark.parametrize("way", ["load_from", "state dict"])
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_and_values_of_a_run_become_their_mean(name, way, groups):
-    """Check 13: with G = H bit for bit, and a view that is not heads first on the output axis fails."""
+    """With G = H bit for bit, and a view that is not heads first on the output axis fails."""
     whole, made = layer("softmax", 12, 6), layer(name, 12, 6, groups=groups)
     if way == "load_from":
         load_from(made, whole)
@@ -207,7 +204,7 @@ def test_keys_and_values_of_a_run_become_their_mean(name, way, groups):
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_heads_that_are_the_same_in_each_run_stay_the_same_function(groups):
-    """Check 13, for any G: also from one number of groups to another."""
+    """For any G: also from one number of groups to another."""
     whole, x = layer("softmax", 12, 6), random(2, 5, 12)
     with torch.no_grad():
         for part in (whole.key, whole.value):

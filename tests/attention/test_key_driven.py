@@ -42,7 +42,7 @@ def test_the_norms_of_the_keys_decide(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_does_not_change_the_allocation(mode):
-    """Check 5: a factor on all keys, the order of a batch, a batch twice, queries and values."""
+    """A factor on all keys, the order of a batch, a batch twice, queries and values."""
     one, x = made(mode), random(5, 6, 24)
     before = one.allocate(x)
     order = torch.tensor([3, 1, 4, 0, 2])
@@ -57,7 +57,6 @@ def test_what_does_not_change_the_allocation(mode):
 
 
 def test_permuted_key_heads_permute_the_allocation():
-    """Check 6."""
     one, x = made(groups=3), random(40, 6, 24)
     before, found = one.allocate(x), norms(one, x)
     scaled = (found - found.amin(-1, keepdim=True)) / (found.amax(-1, keepdim=True) - found.amin(-1, keepdim=True))
@@ -71,7 +70,7 @@ def test_permuted_key_heads_permute_the_allocation():
 
 @pytest.mark.parametrize("name", ["kdgqa", "dgqa"])
 def test_keys_of_one_size_make_it_grouped_query_attention(name):
-    """Check 3: the same block and bias in every group; and it returns."""
+    """The same block and bias in every group; and it returns."""
     one, x = layer(name, 24, 12, groups=4), random(3, 6, 24)
     with torch.no_grad():
         one.key.weight.copy_(one.key.weight[:2].repeat(4, 1))
@@ -82,7 +81,7 @@ def test_keys_of_one_size_make_it_grouped_query_attention(name):
 
 
 def test_a_batch_changes_nothing_in_the_clean_mode_and_does_in_the_released_one():
-    """Check 7, trap 5: an image whose outputs depend on what else is in its batch."""
+    """An image whose outputs depend on what else is in its batch."""
     x = random(1, 6, 24)
     others = [torch.cat([x, 5 * random(3, 6, 24, seed=seed)]) for seed in range(5)]
     clean, released = (load_from(made(mode), made()) for mode in MODES)
@@ -177,7 +176,7 @@ def test_each_group_has_its_least():
 
 
 def test_no_gradient_flows_through_the_allocation():
-    """Check 8 with allocations of its own: heads of keys that nobody has get exactly nothing."""
+    """Allocations of its own: heads of keys that nobody has get exactly nothing."""
     one, x = made(groups=2), random(1, 6, 24)
     empty = int(one.allocate(x)[0].argmin())
     assert int(one.allocate(x)[0, empty]) == 0

@@ -22,7 +22,6 @@ def plain(like: Any) -> Any:
 
 
 def test_noise_has_the_moments_of_its_rows_and_one_draw_is_for_all_of_a_batch():
-    """Check 12."""
     x, drawn = random(4, 2, 3, 50) * 3 + 1, random(2, 3, 50, seed=1).abs()
     e = noise_like(x, drawn)
     close(e.mean(-1), x.mean(-1), 1e-10)
@@ -35,7 +34,7 @@ def test_noise_has_the_moments_of_its_rows_and_one_draw_is_for_all_of_a_batch():
 
 
 def test_the_released_noise_is_subtracted_from_outputs_in_evaluation_too():
-    """Check 12: spec §5, written out."""
+    """Written out, head by head."""
     one, x = made(mode="reference"), random(3, 5, 12)
     outputs = plain(one).head_outputs(x)
     for mode in (True, False):
@@ -123,7 +122,7 @@ def test_noise_on_maps_leaves_each_tokens_own_weight_and_what_is_hidden():
 @pytest.mark.parametrize("target", ["map", "output"])
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 def test_without_noise_it_is_grouped_query_attention(target, noise):
-    """Check 12: with λ = 0, and in evaluation where noise is for training."""
+    """With λ = 0, and in evaluation where noise is for training."""
     x = random(2, 5, 12)
     one = made(target=target, noise=noise)
     assert (one(x) - one(x)).abs().max() > 1e-3

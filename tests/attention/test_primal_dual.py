@@ -52,7 +52,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_values(name):
-    """B1: the table of spec §7.1."""
+    """The parameters that each attention adds."""
     work, expected = GOLDEN[name]
     torch.testing.assert_close(work().flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
@@ -75,14 +75,13 @@ def test_softmax_is_that_of_torch():
 
 
 def test_batch_normalisation_without_mean_and_variance_is_softmax():
-    """B2."""
     one, two, x = layer("softmax"), layer("bn", beta=0.0, use_var=False), random(2, 7, 12)
     two.load_state_dict(one.state_dict())
     close(one(x), two(x))
 
 
 def test_four_forms_of_batch_normalisation_agree():
-    """B3: as defined, with the query changed, with a bias for each key, and on the fused kernel with that bias."""
+    """As defined, with the query changed, with a bias for each key, and on the fused kernel with that bias."""
     q, k, v = random(2, 3, 5, 4), random(2, 3, 7, 4, seed=1), random(2, 3, 7, 4, seed=2)
     for beta in (1.0, 0.3):
         mean, variance = key_statistics(k)
@@ -98,7 +97,7 @@ def test_four_forms_of_batch_normalisation_agree():
 
 
 def test_invariances_of_batch_normalisation():
-    """B4: a common scale and shift of queries and keys changes nothing; a shift of keys alone does."""
+    """A common scale and shift of queries and keys changes nothing; a shift of keys alone does."""
     q, k, v = random(1, 2, 5, 4), random(1, 2, 7, 4, seed=1), random(1, 2, 7, 4, seed=2)
     scale, shift = random(4, seed=3), random(4, seed=4)
 
@@ -130,7 +129,6 @@ def test_learnable_beta_is_one_number_a_head():
 
 
 def test_heads_of_scale_one_are_softmax_attention():
-    """B6."""
     plain, scaled, x = layer("softmax"), layer("sh", scales=[1] * 4), random(2, 7, 12)
     state = {name.replace("key.", "key.1.").replace("value.", "value.1."): t for name, t in plain.state_dict().items()}
     scaled.load_state_dict(state)
@@ -140,7 +138,7 @@ def test_heads_of_scale_one_are_softmax_attention():
 
 @given(n=st.integers(1, 13), scale=st.integers(1, 16))
 def test_pooling_first_is_pooling_after_the_projection(n, scale):
-    """B7: bias included; also where the scale does not divide the length, or is larger than it."""
+    """Bias included; also where the scale does not divide the length, or is larger than it."""
     linear, x = nn.Linear(12, 5).double(), random(2, n, 12, seed=n)
     first, _ = Windows(n, scale).pooled(x)
     after, _ = Windows(n, scale).pooled(linear(x))
@@ -151,7 +149,7 @@ def test_pooling_first_is_pooling_after_the_projection(n, scale):
 
 
 def test_a_head_of_scale_r_is_full_attention_over_repeated_pairs():
-    """B6, where r divides N."""
+    """Where r divides N."""
     q, k, v = random(1, 1, 5, 4), random(1, 12, 4, seed=1), random(1, 12, 4, seed=2)
     pooled = [Windows(12, 3).pooled(each)[0] for each in (k, v)]
     repeated = [each.repeat_interleave(3, 1)[None] for each in pooled]
@@ -165,7 +163,7 @@ def test_equal_scales_run_together_and_default_scales_keep_a_whole_head():
 
 
 def test_linear_attention_is_attention_with_a_finite_kernel():
-    """A7: the state form equals the N × N form, also for every prefix."""
+    """The state form equals the N × N form, also for every prefix."""
     n = 150  # more than a chunk of the prefix form
     q, k, v = random(2, 3, n, 4), random(2, 3, n, 4, seed=1), random(2, 3, n, 5, seed=2)
     q, k = feature_map(q), feature_map(k)
@@ -178,7 +176,7 @@ def test_linear_attention_is_attention_with_a_finite_kernel():
 @pytest.mark.parametrize("name", ["sh", "bn+sh", "linear-sh", "linear-bn+sh", "sparse-sh", "sparse-bn+sh"])
 @pytest.mark.parametrize("pool", ["avg", "stride"])
 def test_layers_that_pool_first_equal_those_that_project_first(name, pool):
-    """B7, for whole layers; with padding too."""
+    """For whole layers; with padding too."""
     first, after, x = layer(name, pool=pool), layer(name, pool=pool, prepool=False), random(2, 11, 12)
     after.load_state_dict(first.state_dict())
     padding = torch.arange(11) >= torch.tensor([[11], [6]])

@@ -33,7 +33,7 @@ def made(name: str, width: int = 8, heads: int = 2, seed: int = 0, **options: An
 
 
 def by_definition(kernel: RelativeSoftmaxKernel, q: Tensor, k: Tensor, n: int, m: int) -> Tensor:
-    """Scores over √d, one query, key and head after the other: spec §3.3."""
+    """Scores over √d, one query, key and head after the other: as published."""
     table = kernel.position
     assert isinstance(table, TablePositions)
     heads, d, reach, rows, numbers = q.shape[1], q.shape[-1], table.reach, table.vectors.weight, table.numbers.weight
@@ -66,7 +66,7 @@ def convolved(x: Tensor, conv: LookingBack) -> Tensor:
 @pytest.mark.parametrize(("n", "memory"), [(5, 0), (5, 3), (1, 0), (1, 4), (2, 32)])
 @pytest.mark.parametrize("name", ["relative", "relative-conv"])
 def test_scores_are_the_definition(name, n, memory):
-    """Check 1: with convolutions too, and what is made of the scores."""
+    """With convolutions too, and what is made of the scores."""
     layer_, x = made(name, reach=40), random(2, memory + n, 8)
     q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in layer_.projected(x[:, memory:], x, None, True))
     expected = by_definition(layer_.kernel, q, k, n, memory + n)
@@ -81,7 +81,7 @@ def test_scores_are_the_definition(name, n, memory):
 @pytest.mark.parametrize("name", ["mdha", "relative-conv"])
 @pytest.mark.parametrize("context", ["memory", "segment"])
 def test_projections_are_what_is_convolved(name, n, memory, context):
-    """Checks 1 and 4, written out: projections, then their own convolutions; of queries as it is asked for."""
+    """Written out: projections, then their own convolutions; of queries as it is asked for."""
     layer_, x = made(name, query_context=context), random(2, memory + n, 8)
     start = memory if context == "segment" else 0
     q = convolved(layer_.query(x[:, start:]), layer_.query_conv)[:, -n:]
@@ -117,7 +117,7 @@ def test_scores_of_any_lengths_are_the_definition(n, m):
 
 @given(n=st.integers(1, 9), memory=st.integers(-8, 9), reach=st.integers(20, 30))
 def test_the_shift_brings_each_offset_to_its_key(n, memory, reach):
-    """Check 2: with the row's own number in every row."""
+    """With the row's own number in every row."""
     m = max(1, memory + n)
     rows = torch.arange(reach - m, reach + n, dtype=torch.float64).repeat(n, 1)
     i, j = torch.arange(n).unsqueeze(1), torch.arange(m)
@@ -128,14 +128,14 @@ def test_the_shift_brings_each_offset_to_its_key(n, memory, reach):
     if m >= n:
         seen = j <= (m - n) + i
         assert torch.equal(shifted(rows[:, : m + 1], m)[seen], expected[seen])
-    # spec §3.4: a column more, the buffer read in rows of n, its last row dropped, and read in rows again
+    # a column more, the buffer read in rows of n, its last row dropped, and read in rows again
     padded = torch.cat([rows, torch.zeros(n, 1, dtype=torch.float64)], 1).reshape(m + n + 1, n)[:-1]
     assert torch.equal(padded.reshape(n, m + n)[:, n:], expected)
 
 
 @pytest.mark.parametrize("memory", [0, 3])
 def test_sinusoids_are_tables_that_are_given(memory):
-    """Check 3: S = v·W r and R = W r, copied into tables."""
+    """S = v·W r and R = W r, copied into tables."""
     one, two = made("relative", pos="sinusoid"), made("relative", reach=16)
     theirs = one.kernel.position
     assert theirs.project.bias is None
@@ -159,7 +159,7 @@ def test_sinusoids_are_sines_then_cosines():
 @pytest.mark.parametrize("name", ["relative", "relative-conv"])
 @pytest.mark.parametrize("pos", ["table", "sinusoid"])
 def test_only_the_distance_counts(name, pos):
-    """Check 7: of a periodic input the scores repeat along the diagonals, behind the first tokens."""
+    """Of a periodic input the scores repeat along the diagonals, behind the first tokens."""
     layer_, x = made(name, pos=pos), random(1, 4, 8).repeat(1, 4, 1)
     q, k, _ = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in layer_.projected(x, x, None, True))
     scores = layer_.kernel.scores(q, k)[..., 2:, 2:]
@@ -187,7 +187,6 @@ def test_positions_that_are_too_far_are_refused():
 
 @given(n=st.integers(1, 7), kernel=st.integers(1, 4), sharing=st.sampled_from(["channel", "head"]), bias=st.booleans())
 def test_a_convolution_is_the_explicit_sum(n, kernel, sharing, bias):
-    """Check 4."""
     conv, x = LookingBack(8, 2, kernel, sharing=sharing, bias=bias, init="default").double(), random(2, n, 8)
     close(conv(x), convolved(x, conv), 1e-10)
     assert sum(p.numel() for p in conv.parameters()) == (4 if sharing == "channel" else 8) * (kernel + bias)
@@ -195,7 +194,6 @@ def test_a_convolution_is_the_explicit_sum(n, kernel, sharing, bias):
 
 @pytest.mark.parametrize("sharing", ["channel", "head"])
 def test_an_impulse_is_heard_for_as_long_as_the_kernel_and_wherever_it_is(sharing):
-    """Check 4."""
     conv = LookingBack(8, 2, 3, sharing=sharing, bias=True, init="default").double()
     silence = torch.zeros(1, 12, 8, dtype=torch.float64)
     heard = []
@@ -210,7 +208,7 @@ def test_an_impulse_is_heard_for_as_long_as_the_kernel_and_wherever_it_is(sharin
 
 
 def test_kernels_begin_as_it_is_said():
-    """Check 4: the identity is exact; Primer's taps; torch's own range."""
+    """The identity is exact; Primer's taps; torch's own range."""
     x = random(2, 6, 8)
     for sharing, bias in itertools.product(("channel", "head"), (True, False)):
         assert torch.equal(LookingBack(8, 2, 3, sharing=sharing, bias=bias, init="identity").double()(x), x)
@@ -234,7 +232,7 @@ def test_convolutions_that_are_not_known_are_refused(option, value):
 
 
 def test_a_convolution_that_looks_ahead_would_be_noticed():
-    """Check 6: the test of causality fails for a centred convolution."""
+    """The test of causality fails for a centred convolution."""
     layer_ = made("relative-conv")
     ahead = nn.Conv2d(4, 4, (1, 3), groups=4, padding=(0, 1)).double()
 
@@ -276,7 +274,7 @@ def test_relative_scores_are_not_normalised_in_silence():
 
 
 def test_what_is_left_out_leaves_the_others():
-    """Check 5: without convolutions it is relative, without positions MDHA, without both it is plain."""
+    """Without convolutions it is relative, without positions MDHA, without both it is plain."""
     x = random(2, 9, 8)
     both = made("relative-conv")
     plain = {name: t for name, t in both.state_dict().items() if name.startswith(("query.", "key.", "value.", "out."))}
@@ -305,7 +303,7 @@ def test_what_is_left_out_leaves_the_others():
 
 @pytest.mark.parametrize("name", ["mdha", "relative", "relative-conv"])
 def test_heads_have_no_order(name):
-    """Check 8: with their weights, positions and columns of the last projection they may change places."""
+    """With their weights, positions and columns of the last projection they may change places."""
     one, two, order = made(name, 12, 3, bias=False), made(name, 12, 3, bias=False), [2, 0, 1]
     state = one.state_dict()
     for key, value in state.items():
@@ -355,7 +353,7 @@ def test_weights_of_timm_get_the_biases_that_a_layer_has(qk_bias):
 @pytest.mark.parametrize("name", FOUR)
 @given(cut=st.integers(1, 9), pos=st.sampled_from(["table", "sinusoid"]))
 def test_two_segments_are_one(name, cut, pos):
-    """Check 9, for a layer that remembers all of the past."""
+    """For a layer that remembers all of the past."""
     layer_, x = made(name, **({"pos": pos} if "relative" in name else {})), random(2, 10, 8)
     whole = layer_(x, causal=True)
     close(layer_(x[:, cut:], x, causal=True), whole[:, cut:], 1e-10)
@@ -364,7 +362,7 @@ def test_two_segments_are_one(name, cut, pos):
 
 @pytest.mark.parametrize("name", ["mdha", "relative-conv"])
 def test_the_released_code_forgets_the_past_of_queries(name):
-    """Check 9: convolved over the segment alone, its first queries differ, unless their convolution is the identity."""
+    """Convolved over the segment alone, its first queries differ, unless their convolution is the identity."""
     x = random(2, 10, 8)
     for option, value in (("query_context", "segment"), ("mode", "reference")):
         layer_ = made(name, **{option: value})  # type: ignore
@@ -403,7 +401,6 @@ def test_segments_are_for_layers_that_take_them():
 @pytest.mark.parametrize("name", ["mdha", "relative", "relative-conv"])
 @pytest.mark.parametrize("options", [{}, {"pos": "sinusoid"}, {"sharing": "head"}])
 def test_gradients_of_all_parameters_are_right(name, options):
-    """Check 11."""
     options = {
         key: value
         for key, value in options.items()
@@ -423,7 +420,7 @@ def test_gradients_of_all_parameters_are_right(name, options):
 
 @pytest.mark.parametrize("name", ["relative", "relative-conv"])
 def test_rows_of_offsets_that_do_not_occur_are_not_trained(name):
-    """Check 11: only rows of offsets that occur are; with the future hidden none beyond the query's own."""
+    """Only rows of offsets that occur are; with the future hidden none beyond the query's own."""
     for causal, last in ((False, 4), (True, 0)):
         layer_ = made(name, reach=20)
         layer_(random(2, 5, 8), random(2, 12, 8, seed=1), causal=causal).square().sum().backward()
@@ -441,7 +438,7 @@ def test_rows_of_offsets_that_do_not_occur_are_not_trained(name):
     options=st.sampled_from([{}, {"mode": "reference"}, {"kernel": 5}, {"kernel": 1}, {"pos": "sinusoid"}]),
 )
 def test_going_on_from_a_cache_is_reading_all_of_it(name, steps, options):
-    """Check 13: one token or several at a time."""
+    """One token or several at a time."""
     taken = {"mdha": ("mode", "kernel"), "relative": ("pos",), "relative-conv": ("mode", "kernel", "pos")}
     options = {key: value for key, value in options.items() if key in taken.get(name, ())}
     layer_, x = made(name, **options), random(2, sum(steps), 8)

@@ -225,7 +225,6 @@ so. Without decay K Qᵀ is slow; with the stable gradient a ReLU head of 0 spoi
 
 
 def test_the_kept_results_lie_in_the_bands_of_the_specification():
-    """Checks 11, 13, 14, 15 and 18."""
     given = bands()
     assert {band.check for band in given} == {11, 13, 14, 15, 18}
     assert {band.what for band in given if not band.met} == MISSED

@@ -38,7 +38,7 @@ from experiments.primal_dual.cost import (  # noqa: E402
     ],
 )
 def test_counted_operations_equal_the_formula(width, heads, length, scaled, plain):
-    """C1, exactly; normalisation adds no matrix product, and pooling first saves what it should."""
+    """Exactly; normalisation adds no matrix product, and pooling first saves what it should."""
     scales = default_scales(heads)
     count = partial(counted_flops, length=length, width=width)
     assert count(partial(block, "softmax", width, heads)) == formula_flops(length, width, (1,) * heads) == plain
@@ -52,7 +52,7 @@ def test_counted_operations_equal_the_formula(width, heads, length, scaled, plai
 
 @pytest.mark.parametrize("heads", [2, 4, 8])
 def test_the_ratio_falls_with_the_length_rises_with_the_width_and_stays_above_the_keep_rate(heads):
-    """C2, over the whole grid; counted up to 4,096 tokens."""
+    """Over the whole grid; counted up to 4,096 tokens."""
     scales, rate = default_scales(heads), keep_rate(default_scales(heads))
     lengths, widths = (128, 256, 512, 1024, 2048, 4096, 8192), (64, 128, 256, 512)
     ratio = {
@@ -71,7 +71,7 @@ def test_the_ratio_falls_with_the_length_rises_with_the_width_and_stays_above_th
 @pytest.mark.parametrize(("width", "heads"), [(64, 2), (128, 8)])
 @pytest.mark.parametrize("length", [512, 2048, 4096])
 def test_bytes_kept_for_the_backward_pass_are_those_of_the_formula(width, heads, length):
-    """C3, within 5 %, without a fused kernel; the order of the specification, and 1 to 2 % where it says so."""
+    """Within 5 %, without a fused kernel; the expected order, and 1 to 2 % where expected."""
     kept = {
         name: saved_bytes(partial(block, name, width, heads), length, width, fused=False)
         for name in ("softmax", "bn", "sh", "bn+sh")
@@ -92,7 +92,7 @@ def test_what_is_kept_is_the_same_whether_it_is_computed_or_not():
 
 @pytest.mark.slow
 def test_scaled_heads_are_faster_than_softmax():
-    """C4: forward, from 2,048 tokens on; median of 5, in turns."""
+    """Forward, from 2,048 tokens on; median of 5, in turns."""
     torch.set_num_threads(1)
     for length in (2048, 4096):
         x = torch.randn(1, length, 256)
@@ -161,12 +161,12 @@ def kept(experiment: str, variant: str, key: str) -> list[float]:
 
 @pytest.mark.parametrize("variant", settings.EXPERIMENTS["japanese-vowels"])
 def test_all_attentions_learn_japanese_vowels(variant):
-    """C6: at least 96 % with each."""
+    """At least 96 % with each."""
     assert min(kept("japanese-vowels", variant, "accuracy")) >= 0.96
 
 
 def test_scaled_heads_find_a_needle_and_a_frequency():
-    """C7: all are trained, and the means of SH and BN+SH exceed softmax's."""
+    """All are trained, and the means of SH and BN+SH exceed softmax's."""
     loss = {name: kept("needle", name, "loss") for name in ("softmax", "bn", "sh", "bn+sh")}
     assert max(max(each) for each in loss.values()) < 0.9
     right = {name: statistics.mean(kept("needle", name, "accuracy")) for name in loss}
@@ -175,7 +175,6 @@ def test_scaled_heads_find_a_needle_and_a_frequency():
 
 @pytest.mark.parametrize("variant", settings.EXPERIMENTS["listops"])
 def test_the_loss_on_listops_falls_with_every_attention(variant):
-    """C9."""
     assert max(kept("listops", variant, "loss")) < min(kept("listops", variant, "first_loss")) - 0.1
 
 

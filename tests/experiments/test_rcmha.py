@@ -126,7 +126,7 @@ def test_certificates_of_recorded_networks_are_small(variant):
 
 @pytest.mark.parametrize("variant", settings.EXPERIMENTS["characters"])
 def test_networks_have_learned_something_of_the_characters(variant):
-    """Check 16: more than pairs of neighbours tell, and all but the one that cannot tell places apart much more."""
+    """More than pairs of neighbours tell, and all but the one that cannot tell places apart much more."""
     found = results.ARCHIVE.values("characters", variant, "training", "valid", "bits")
     counts = results.ARCHIVE.values("counts", "characters", "counts", "pairs", "bits")
     if not found or not counts:
@@ -136,7 +136,7 @@ def test_networks_have_learned_something_of_the_characters(variant):
 
 @pytest.mark.parametrize("name", settings.FOUR)
 def test_what_came_before_was_learned(name):
-    """Check 15: all but MHA, of which nothing is asked, and for MDHA one step back."""
+    """All but MHA, of which nothing is asked, and for MDHA one step back."""
     kept = results.ARCHIVE.values("copying", name, "training")
     if not kept:
         pytest.skip(f"copying with {name} was not run")

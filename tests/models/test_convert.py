@@ -30,7 +30,7 @@ def pictures(count: int = 4) -> Tensor:
 
 @pytest.mark.parametrize("name", ["gqa", "dgqa", "pgqa"])
 def test_as_many_groups_as_heads_give_the_same_logits(name):
-    """Check 13: weights bit for bit."""
+    """Weights bit for bit."""
     model, x = vit(), pictures()
     made = convert(model, name, groups=6)
     torch.testing.assert_close(made(x), model(x), atol=1e-10, rtol=0)
@@ -341,7 +341,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 def test_what_conversion_takes_away_a_little_training_gives_back(capsys):
-    """Check 15: width 64, 8 heads, depth 2, 8 × 8 patches, to 4 groups; three networks; no order is required."""
+    """Width 64, 8 heads, depth 2, 8 × 8 patches, to 4 groups; three networks; no order is required."""
     x, y = synthetic(1200, seed=0)
     test_x, test_y = synthetic(600, seed=1)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}

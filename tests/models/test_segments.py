@@ -81,7 +81,7 @@ def test_tables_reach_further_than_the_memory():
 @pytest.mark.parametrize("name", [*FOUR, "gqa"])
 @pytest.mark.parametrize("cuts", [(5, 5), (1, 4, 2, 3), (3, 7)])
 def test_segments_are_one_text_as_long_as_nothing_is_forgotten(name, cuts):
-    """Check 9, for several layers."""
+    """For several layers."""
     model, tokens = lm(name, memory=10), torch.randint(11, (3, 10))
     whole, _ = model(tokens)
     state, found = None, []
@@ -101,7 +101,7 @@ def test_in_the_released_code_segments_are_not_one_text():
 
 @pytest.mark.parametrize("name", FOUR)
 def test_the_past_is_remembered_in_order_and_learns_nothing(name):
-    """Check 10: first in, first out; never longer than it may be; without a gradient."""
+    """First in, first out; never longer than it may be; without a gradient."""
     model, tokens = lm(name, memory=7), torch.randint(11, (2, 12))
     seen: list[Any] = []
     model.embed.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -163,7 +163,7 @@ def test_only_relative_attention_needs_no_positions():
 
 
 def test_parameters_are_those_of_the_released_code():
-    """Check 12: 65 symbols, 4,096 places either way."""
+    """65 symbols, 4,096 places either way."""
     with torch.device("meta"):
         made = {name: SegmentLM(65, attention=name, reach=4096) for name in ("relative", "relative-conv")}
         plain = {name: SegmentLM(65, attention=name) for name in ("softmax", "mdha")}
@@ -177,7 +177,6 @@ def test_parameters_are_those_of_the_released_code():
 
 
 def test_the_rate_goes_up_and_then_down():
-    """Check 14."""
     for update, rate in ((1, 9.882e-7), (2000, 1.9764e-3), (8000, 9.882e-4)):
         assert noam(update, 128) == pytest.approx(rate, rel=1e-4)
     rates = [noam(update, 128) for update in range(1, 4001)]
@@ -273,5 +272,5 @@ def learned(name: str, back: int, seconds: int = 100) -> float:
     ("name", "back"), [("relative", 1), ("relative", 3), ("relative-conv", 1), ("relative-conv", 3), ("mdha", 1)]
 )
 def test_symbols_that_came_before_are_said_again(name, back):
-    """Check 15: 95 % are enough."""
+    """95 % are enough."""
     assert learned(name, back) > 0.95

@@ -118,7 +118,7 @@ def test_the_future_does_not_leak_out_of_a_language_model():
 
 
 def test_parameters_are_as_many_as_they_should_be():
-    """B11 for a 2-layer encoder of width 64: BN and SH add none, a convolution 9 for each number of a token and layer.
+    """A 2-layer encoder of width 64: BN and SH add none, a convolution 9 for each number of a token and layer.
     DeiT-tiny's shape has 5.7 million."""
     plain = count(TextClassifier(32, 100, 10))
     same = [name for name in SEQUENCES if not any(part in name for part in ("conv", "gqa", "mdha", "relative"))]

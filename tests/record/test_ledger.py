@@ -159,7 +159,7 @@ def test_one_layer_may_have_a_ledger_beside_the_slots_of_others(tmp_path):
     )
     with pytest.raises(QueryError, match=r"recorded by 'source'.*would have to be split"):
         memory.without("label = 1").weights(progress=False)
-    with pytest.raises(HorizonError, match=r"kept at the steps \[8\] alone"):
+    with pytest.raises(HorizonError, match=r"holds its ledger at the steps \[8\] only"):
         memory.at(3).weights(progress=False)
 
 

@@ -3,7 +3,7 @@
     python tests/show/walk_page.py [-v]
 
 records a small network, serves one prediction page through the ASGI application, and lists every function of dualform
-in the order of its first call, up to ``Spotlight.ask``. ``-v`` prints the list; without it only the counts are printed.
+in the order of its first call, up to ``Attribution.ask``. ``-v`` prints the list; without it only counts are printed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from dualform.show.views import Explorer
 from dualform.show.web.app import make_app
 
 PACKAGE = Path(dualform.__file__).parent
-QUESTION = ("explain/spotlight.py", "ask")
+QUESTION = ("explain/attribution.py", "ask")
 NOT_FUNCTIONS = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 

@@ -42,7 +42,7 @@ def see_that_they_are(sights: list[HeadInputs], weights: Tensor, space: str, wit
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if not name.startswith(("linear", "conv2d", "relative"))])
 def test_the_matrix_of_a_head_gives_its_weights(name, causal):
-    """Check 22, biases included. In the space of the model where one matrix does it, else in that of the head."""
+    """Biases included. In the space of the model where one matrix does it, else in that of the head."""
     if causal and name == "kdgqa":
         pytest.skip("an allocation of all tokens has no order")
     options: dict[str, Any] = {"one_sided": True} if name.startswith("conv1d") else {}

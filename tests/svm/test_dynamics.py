@@ -67,7 +67,7 @@ def numerically(samples: DescentSamples, head, W: Tensor, step: float = 1e-5) ->
 
 
 def test_the_gradient_is_that_of_central_differences():
-    """Check 12: W, with linear, ReLU and quadratic heads; K and Q through the chain rule."""
+    """W, with linear, ReLU and quadratic heads; K and Q through the chain rule."""
     samples, head, W = trials(3, 4, 5, 4)
     V = unit(3, 16, seed=9).unflatten(-1, (4, 4))
     for each in (head, ReluHead(V), QuadraticHead(head.v, 0.7)):
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_central_differences():
 
 
 def test_the_local_trap():
-    """Check 4: both tokens are locally optimal, and descent ends at the one whose cone it begins in."""
+    """Both tokens are locally optimal, and descent ends at the one whose cone it begins in."""
     tokens = torch.tensor([[[[0, -5, 0.1], [0, 1, 0.05], [0, 0, 0]]]], dtype=torch.float64)
     samples = DescentSamples(tokens, torch.tensor([[[1, 0, 0]]]).double(), torch.ones(1, 1).double())
     head = LinearHead(torch.tensor([[0, 0, 10]]).double())
@@ -98,7 +98,7 @@ def test_the_local_trap():
 
 
 def test_w_goes_to_the_frobenius_solution_and_its_factors_to_the_nuclear_one():
-    """Check 13, E3: matched pairs at least 0.985, the others between 0.80 and 0.91, attention saturated.
+    """Matched pairs at least 0.985, the others between 0.80 and 0.91, attention saturated.
 
     With the decay of the paper's code; without it the factors come to 0.98 only.
     """
@@ -114,7 +114,6 @@ def test_w_goes_to_the_frobenius_solution_and_its_factors_to_the_nuclear_one():
 
 
 def test_the_stable_gradient_stays_in_the_span_of_differences_and_converges():
-    """Check 14."""
     samples, head, W = trials(30, 6, 8, 10)
     end = descend(samples, head, W, 5000).W
     chosen = selected(samples, end)
@@ -134,7 +133,7 @@ def test_the_stable_gradient_stays_in_the_span_of_differences_and_converges():
 
 @pytest.mark.slow
 def test_more_dimensions_find_the_best_tokens_more_often():
-    """Check 15, a stand-in for E4."""
+    """A stand-in for E4."""
 
     def share(n: int, d: int) -> float:
         samples, head, W = trials(200, n, 5, d, seed=n * 100 + d)
@@ -147,7 +146,7 @@ def test_more_dimensions_find_the_best_tokens_more_often():
 
 
 def test_a_first_gradient_that_favours_the_best_tokens_leads_to_them():
-    """Check 16: in every one of at least 300 such runs from zero. (Of 570 from random weights one went elsewhere.)"""
+    """In every one of at least 300 such runs from zero. (Of 570 from random weights one went elsewhere.)"""
     qualifying = 0
     for n, d in ((2, 10), (3, 15), (4, 20)):
         samples, head, W = trials(400, n, 5, d, seed=n)
@@ -163,7 +162,7 @@ def test_a_first_gradient_that_favours_the_best_tokens_leads_to_them():
 
 @pytest.mark.slow
 def test_plain_descent_grows_for_ever_and_turns_slowly():
-    """Check 17: from zero with rate 1, the norm rises at every one of 20,000 steps."""
+    """From zero with rate 1, the norm rises at every one of 20,000 steps."""
     samples, head, _ = trials(40, 4, 5, 8)
     found = descend(
         samples, head, torch.zeros(40, 8, 8).double(), 20_000, rate=1.0, normalised=False, watch=range(1, 20_001)
@@ -175,7 +174,7 @@ def test_plain_descent_grows_for_ever_and_turns_slowly():
 
 @pytest.mark.slow
 def test_the_regularisation_path_goes_to_the_separating_matrix():
-    """Check 19: the mean correlation rises with R, to at least 0.98 at R = 30."""
+    """The mean correlation rises with R, to at least 0.98 at R = 30."""
     samples, head, W = trials(20, 4, 5, 8)
     ideal = separating(samples, best(samples, head))
     there = ~ideal.isnan().flatten(1).any(1)

@@ -44,7 +44,7 @@ def away(a: Tensor, b: Tensor) -> float:
 
 
 def assert_slack(solution: Solution, tolerance: float = 1e-9) -> None:
-    """A4: complementary slackness, every case of §2.1, and that the bias is free where there is one."""
+    """Complementary slackness, every case of §2.1, and that the bias is free where there is one."""
     problem, theta, epsilon, C = solution.problem, solution.theta, solution.problem.epsilon, solution.problem.C
     r = problem.targets - solution.fitted
     assert bool((theta.abs() <= C * (1 + ROUNDING)).all())
@@ -64,7 +64,6 @@ def assert_slack(solution: Solution, tolerance: float = 1e-9) -> None:
 
 
 def test_features_up_to_a_degree_give_the_kernel():
-    """A1."""
     q, k = short(random(5, 3), random(7, 3, seed=1))
     one, two = polynomial_features(q, 20), polynomial_features(k, 20)
     assert one.shape == (5, 1771)
@@ -99,7 +98,7 @@ def test_too_many_features_are_refused():
 
 
 def test_primal_is_dual():
-    """A2: a layer with explicit features is softmax attention, the more the higher their degree."""
+    """A layer with explicit features is softmax attention, the more the higher their degree."""
     q, k = short(random(5, 3), random(7, 3, seed=1))
     v, bias = random(7, 4, seed=2), random(4, seed=3)
     errors = [float((primal(q, k, v, t) - attention(q, k, v)).abs().max()) for t in (2, 4, 8, 12, 16, 24)]
@@ -114,7 +113,7 @@ def test_primal_is_dual():
 
 @pytest.mark.parametrize("length", [0.3, 1.0, 2.0, 3.0])  # h(k) spans up to 14 orders of magnitude
 def test_values_are_dual_variables(length):
-    """A3: plant, forget, solve, recover."""
+    """Plant, forget, solve, recover."""
     k, v, q = length * random(6, 3), random(6, 4, seed=1), length * random(5, 3, seed=2)
     problem = Regression.planted(k, v, epsilon=0.05)
     solution = solve(problem)
@@ -131,7 +130,7 @@ def test_values_are_dual_variables(length):
     bias=st.booleans(), seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 def test_values_come_back_as_far_as_keys_tell_them_apart(n, d, length, epsilon, zeros, bias, seed):
-    """A3, A4, A6, wherever: also with dual variables that are zero, and any target within ε there."""
+    """Wherever: also with dual variables that are zero, and any target within ε there."""
     k, v = length * random(n, d, seed=seed), random(n, 3, seed=seed + 1)
     if zeros:
         v = v * (random(n, 3, seed=seed + 2) > 0)
@@ -151,7 +150,7 @@ def test_values_come_back_as_far_as_keys_tell_them_apart(n, d, length, epsilon, 
 
 
 def test_both_problems_have_one_value():
-    """A4: ½‖W‖² + penalty, with W written out, is what the dual problem says; θ = 0 coordinates included."""
+    """½‖W‖² + penalty, with W written out, is what the dual problem says; θ = 0 coordinates included."""
     k, v = 0.7 * random(8, 3), random(8, 5, seed=1) * (random(8, 5, seed=2) > 0)
     targets = expand(k, k, v) + torch.where(v == 0, 0.02 * random(8, 5, seed=3).sign(), 0.05 * v.sign())
     for C in (math.inf, 1e3, 3.0, 0.1):
@@ -178,7 +177,6 @@ def test_both_problems_have_one_value():
 
 
 def test_a_box_that_is_large_enough_changes_nothing_and_a_smaller_one_binds():
-    """A5."""
     k, v = random(6, 3), random(6, 4, seed=1)
     needed = float((v * log_normaliser(k, k).exp().unsqueeze(1)).abs().max())
     enough = solve(Regression.planted(k, v, epsilon=0.05, C=1.01 * needed))
@@ -192,7 +190,7 @@ def test_a_box_that_is_large_enough_changes_nothing_and_a_smaller_one_binds():
 
 
 def test_with_a_bias_balanced_values_come_back():
-    """A6: and so does the bias. Values that are not balanced cannot."""
+    """And so does the bias. Values that are not balanced cannot."""
     k, v, b, q = random(6, 3), random(6, 4, seed=1), random(4, seed=2), random(5, 3, seed=3)
     solution = solve(Regression.planted(k, balanced(k, v), epsilon=0.05, bias=b))
     assert solution.converged and away(solution.values, balanced(k, v)) < 1e-8
@@ -211,7 +209,6 @@ def test_with_a_bias_balanced_values_come_back():
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_sparse_attention_is_a_regression_on_the_keys_that_a_query_sees(seed):
-    """A8."""
     q, k, v = random(4, 3, seed=seed), random(7, 3, seed=seed + 1), random(7, 2, seed=seed + 2)
     hidden = torch.rand(4, 7, generator=torch.Generator().manual_seed(seed)) < 0.5
     hidden[torch.arange(4), torch.arange(4)] = False
@@ -223,7 +220,7 @@ def test_sparse_attention_is_a_regression_on_the_keys_that_a_query_sees(seed):
 
 
 def test_heads_are_regressions_whose_outputs_are_combined():
-    """A8: multi-head attention is Σ_s W_O^s f^s."""
+    """Multi-head attention is Σ_s W_O^s f^s."""
     torch.manual_seed(0)
     layer, x = SoftmaxAttention(12, 4).double(), random(1, 7, 12)
     q, k, v = (split_heads(each(x), 4)[0] for each in (layer.query, layer.key, layer.value))
@@ -235,7 +232,7 @@ def test_heads_are_regressions_whose_outputs_are_combined():
 
 
 def test_a_residual_is_a_regression_on_what_is_left_of_the_targets():
-    """A8: f(x) = WΦ(x)/h(x) + x is fitted by subtracting the keys, and attention gains a skip."""
+    """F(x) = WΦ(x)/h(x) + x is fitted by subtracting the keys, and attention gains a skip."""
     k, v, q = random(6, 3), random(6, 3, seed=1), random(5, 3, seed=2)
     targets = attention(k, k, v) + k + 0.05 * v.sign()
     solution = solve(Regression.of_keys(k, targets - k, epsilon=0.05))

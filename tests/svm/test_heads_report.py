@@ -63,7 +63,6 @@ def of(layer: nn.Module, toy: Toy, null: int = 20, **options: Any) -> Report:
 
 
 def test_a_report_says_what_the_librarys_own_calls_say(toy):
-    """Check 20, first half."""
     found = of(toy.trained, toy, tolerance=1e-6)[0]
     selected = torch.einsum("ntd,de,ne->nt", toy.tokens, toy.W, toy.queries[:, 0]).argmax(1)
     torch.testing.assert_close(found.W, toy.W)
@@ -85,7 +84,6 @@ def test_a_report_says_what_the_librarys_own_calls_say(toy):
 
 
 def test_a_trained_layer_stands_out_and_an_untrained_one_does_not(toy):
-    """Check 20, second half."""
     trained, untrained = of(toy.trained, toy)[0], of(toy.untrained, toy)[0]
     assert trained.found is not None and untrained.found is not None
     assert trained.found.efficiency.high > 0.85 and untrained.found.efficiency.high < 0.15
@@ -97,7 +95,6 @@ def test_a_trained_layer_stands_out_and_an_untrained_one_does_not(toy):
 
 
 def test_a_report_is_the_same_twice_and_tells_how_sure_it_is(toy):
-    """Check 21."""
     first, second = (of(toy.trained, toy) for _ in range(2))
     assert str(first) == str(second) and repr(first[0].row()) == repr(second[0].row())
     row = first[0].row()

@@ -23,7 +23,7 @@ def axes(*queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_two_axes_cost_two():
-    """Check 2, nuclear: every [[1, b], [b, 1]] with |b| ≤ 1 is optimal, so only the value is one."""
+    """Nuclear: every [[1, b], [b, 1]] with |b| ≤ 1 is optimal, so only the value is one."""
     found = fit(*axes(vector(1, 0), vector(0, 1)), "nuclear", tolerance=1e-6)
     assert found.converged and found.upper == pytest.approx(2, rel=1e-6)
     assert float(torch.linalg.norm(found.W, "nuc")) == pytest.approx(2, rel=1e-6)
@@ -31,7 +31,7 @@ def test_two_axes_cost_two():
 
 
 def test_one_direction_is_cheaper_than_two():
-    """Check 3, nuclear: rank one where the Frobenius norm takes rank two."""
+    """Nuclear: rank one where the Frobenius norm takes rank two."""
     found = fit(*axes(vector(1, 0), vector(1, 1)), "nuclear", tolerance=1e-8)
     assert found.converged and found.upper == pytest.approx(1.317122, abs=1e-5) and found.rank() == 1
     expected = torch.stack([vector(1, 0.308586), vector(0.764184, 0.235816)])
@@ -39,7 +39,7 @@ def test_one_direction_is_cheaper_than_two():
 
 
 def test_a_hundred_queries_are_solved_in_seconds():
-    """Check 11: gap 1e-3 on 100 queries of 32 tokens, 64 numbers each, with a lower rank and nuclear norm."""
+    """Gap 1e-3 on 100 queries of 32 tokens, 64 numbers each, with a lower rank and nuclear norm."""
     problem = unit(100, 32, 64)
     begin = time.perf_counter()
     found = fit(*problem, norm="nuclear")
@@ -51,7 +51,7 @@ def test_a_hundred_queries_are_solved_in_seconds():
 
 @pytest.mark.parametrize(("n", "d", "rank"), [(5, 10, 2.5), (10, 10, 3.7), (10, 20, 3.6), (15, 15, 4.9), (15, 20, 4.7)])
 def test_ranks_are_those_of_an_accurate_solver(n, d, rank):
-    """Check 11: the corrected column of the specification's table, ten trials each; Frobenius has rank n or d."""
+    """The corrected column of the specification's table, ten trials each; Frobenius has rank n or d."""
     both = [
         [fit(*unit(n, 5, d, seed), norm, tolerance=1e-4) for seed in range(10)] for norm in ("frobenius", "nuclear")
     ]

@@ -17,7 +17,7 @@ from dualform.svm.separation.problem import Problem
 
 @given(problem=SELECTIONS, seed=st.integers(0, 2**32 - 1))
 def test_rows_are_the_vectors_that_they_stand_for(problem, seed):
-    """Check 6: inner products are products of inner products; margins and sums as of vectors of d² numbers."""
+    """Inner products are products of inner products; margins and sums as of vectors of d² numbers."""
     rows = Problem.of(*problem, reduce=False).rows
     phi, at = problem.vectors()
     g = torch.Generator().manual_seed(seed)
@@ -78,7 +78,7 @@ def test_a_step_on_a_face_never_makes_it_worse(problem):
 
 @pytest.mark.slow
 def test_sixty_thousand_constraints_on_sixty_thousand_numbers():
-    """Check 10: 63,000 × 65,536 to a gap of 1e-3 within 60 s and 4 GB."""
+    """63,000 × 65,536 to a gap of 1e-3 within 60 s and 4 GB."""
     problem = unit(1000, 64, 256)
     fit(*made(2, 3, 2, 2, False, 0))  # compiles
     begin = time.perf_counter()

@@ -44,7 +44,7 @@ def vector(*numbers: float) -> Tensor:
 
 @given(SELECTIONS)
 def test_one_constraint_is_met_along_itself(one):
-    """Check 1: W = δzᵀ/(‖δ‖²‖z‖²), of norm 1/(‖δ‖‖z‖) in both norms."""
+    """W = δzᵀ/(‖δ‖²‖z‖²), of norm 1/(‖δ‖‖z‖) in both norms."""
     tokens, z = one.tokens[:1, :2], one.queries[:1]
     delta = tokens[0, 0] - tokens[0, 1]
     assume(bool(delta.any()) and bool(z.any()))
@@ -55,7 +55,7 @@ def test_one_constraint_is_met_along_itself(one):
 
 
 def test_the_identity_separates_two_axes():
-    """Check 2, Frobenius: W11 ≥ 1 and W22 ≥ 1."""
+    """Frobenius: W11 ≥ 1 and W22 ≥ 1."""
     tokens = torch.stack([torch.stack([axis, 0 * axis]) for axis in torch.eye(2, dtype=torch.float64)])
     found = fit(tokens, torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64))
     torch.testing.assert_close(found.W, torch.eye(2, dtype=torch.float64))
@@ -63,7 +63,7 @@ def test_the_identity_separates_two_axes():
 
 
 def test_a_row_that_asks_for_a_sum_is_met_in_equal_parts():
-    """Check 3, Frobenius: W11 ≥ 1 and W21 + W22 ≥ 1."""
+    """Frobenius: W11 ≥ 1 and W21 + W22 ≥ 1."""
     tokens = torch.stack([torch.stack([axis, 0 * axis]) for axis in torch.eye(2, dtype=torch.float64)])
     found = fit(tokens, torch.stack([vector(1, 0), vector(1, 1)]), torch.zeros(2, dtype=torch.int64))
     torch.testing.assert_close(found.W, torch.stack([vector(1, 0), vector(0.5, 0.5)]))
@@ -71,7 +71,7 @@ def test_a_row_that_asks_for_a_sum_is_met_in_equal_parts():
 
 
 def test_a_token_can_be_selected_well_that_is_not_the_best():
-    """Check 4, the solver's part: in both selections only the third token is support."""
+    """In both selections only the third token is support."""
     tokens = torch.stack([vector(0, -5, 0.1), vector(0, 1, 0.05), vector(0, 0, 0)]).unsqueeze(0)
     z = vector(1, 0, 0).unsqueeze(0)
     for chosen, column, other, margin in ((0, (0, -0.19992, 0.004), 1, 1.1997), (1, (0, 0.99751, 0.04988), 0, 5.9825)):
@@ -86,7 +86,7 @@ def test_a_token_can_be_selected_well_that_is_not_the_best():
 
 
 def test_twenty_random_problems_are_solved_in_seconds():
-    """Check 5, on 50 queries of 16 tokens, 32 numbers each; the reference is the exact least-distance form."""
+    """On 50 queries of 16 tokens, 32 numbers each; the reference is the exact least-distance form."""
     problems = [unit(50, 16, 32, seed) for seed in range(20)]
     fit(*problems[0])  # compiles
     begin = time.perf_counter()
@@ -118,7 +118,7 @@ def test_answers_are_those_of_other_solvers(problem):
 
 @given(SELECTIONS)
 def test_solutions_meet_the_conditions_of_karush_kuhn_and_tucker(problem):
-    """Check 6: W is rebuilt from the multipliers, margins are 1 or more, and slack ones have no multiplier."""
+    """W is rebuilt from the multipliers, margins are 1 or more, and slack ones have no multiplier."""
     found = fit(*problem, tolerance=TIGHT)
     assume(found.feasible)
     phi, at = problem.vectors()
@@ -185,7 +185,7 @@ def test_a_certificate_is_a_proof(problem):
 
 
 def test_where_no_matrix_separates_there_is_none_to_take_a_rank_of():
-    """Check 8: never a number. (numpy's matrix_rank of None is 1, which is how the paper's figure counts it.)"""
+    """Never a number. (numpy's matrix_rank of None is 1, which is how the paper's figure counts it.)"""
     one = unit(1, 3, 4)
     found = fit(one.tokens.repeat(2, 1, 1), one.queries.repeat(2, 1), torch.tensor([0, 1]))
     assert found.feasible is False and math.isnan(found.gap) and found.upper == math.inf
@@ -259,7 +259,7 @@ def test_the_order_of_examples_and_of_tokens_is_nothing(problem, seed):
 
 @given(problem=SELECTIONS, a=st.floats(1e-3, 1e3), b=st.floats(1e-3, 1e3), seed=st.integers(0, 2**32 - 1))
 def test_shifts_turns_and_scales_of_the_input_are_those_of_the_answer(problem, a, b, seed):
-    """Check 7: a shift of a sequence is nothing; X U, Z V and aX, bZ turn and divide W."""
+    """A shift of a sequence is nothing; X U, Z V and aX, bZ turn and divide W."""
     (n, _, dx), dz = problem.tokens.shape, problem.queries.shape[1]
     g = torch.Generator().manual_seed(seed)
     shift, U, V = (torch.randn(*s, generator=g, dtype=torch.float64) for s in ((n, 1, dx), (dx, dx), (dz, dz)))
@@ -273,7 +273,7 @@ def test_shifts_turns_and_scales_of_the_input_are_those_of_the_answer(problem, a
 
 @given(SELECTIONS)
 def test_tokens_without_support_may_go_and_those_with_it_hold_the_margin_up(problem):
-    """Check 7: W is the same without the others; without a support token its norm is not larger."""
+    """W is the same without the others; without a support token its norm is not larger."""
     found = fit(*problem, tolerance=TIGHT)
     assume(found.feasible)
     idle = ~found.support & ~found.problem.selected
@@ -287,7 +287,7 @@ def test_tokens_without_support_may_go_and_those_with_it_hold_the_margin_up(prob
 
 @given(SELECTIONS)
 def test_w_lives_in_the_spans_of_its_data(problem):
-    """Check 9: rows in the span of the queries, columns in that of the differences, so rank ≤ min(n, d)."""
+    """Rows in the span of the queries, columns in that of the differences, so rank ≤ min(n, d)."""
     found = fit(*problem, tolerance=TIGHT, reduce=False)
     assume(found.feasible)
     differences = problem.tokens[torch.arange(len(problem.tokens)), problem.selected].unsqueeze(1) - problem.tokens

@@ -1,4 +1,4 @@
-"""Check 16: a class that a middle layer knows and the last class token does not."""
+"""A class that a middle layer knows and the last class token does not."""
 
 import copy
 

@@ -85,7 +85,7 @@ def gradient(parameter: Tensor) -> Tensor:
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_features_of_the_backbone_are_bit_for_bit_its_own(tokens, dtype):
-    """Check 1: as they were before it was given to anything."""
+    """As they were before it was given to anything."""
     vit, x = backbone(dtype), pictures(dtype=dtype)
     untouched = copy.deepcopy(vit)
     model = tuned(tokens, dtype, vit=vit).train()
@@ -104,7 +104,7 @@ def test_the_features_of_the_backbone_are_bit_for_bit_its_own(tokens, dtype):
 
 @pytest.mark.parametrize(("dtype", "bar"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_apart_is_the_same_as_together(dtype, bar):
-    """Check 2: values and gradients are those of queries in front of the sequence."""
+    """Values and gradients are those of queries in front of the sequence."""
     model, x = tuned(3, dtype), pictures(dtype=dtype)
     target = torch.randn(3, 6, dtype=dtype)
     found, grads = [], []
@@ -133,7 +133,7 @@ def test_states_that_were_kept_stand_in_for_the_pictures():
 
 @pytest.mark.parametrize("token", [0, 1, 16])
 def test_a_query_that_is_a_token_reads_what_the_token_becomes(token):
-    """Check 3: with p = h[CLS] of one picture, what is read is the class token of the next layer."""
+    """With p = h[CLS] of one picture, what is read is the class token of the next layer."""
     vit, x = backbone(), pictures(1)
     every = states(vit, x)
     for block, before, after in zip(vit.blocks, every, every[1:], strict=False):
@@ -142,7 +142,6 @@ def test_a_query_that_is_a_token_reads_what_the_token_becomes(token):
 
 
 def test_query_tokens_know_nothing_of_each_other():
-    """Check 4."""
     model, x = tuned(3), pictures()
     last, read = model.read(x)
     for token in range(3):
@@ -166,7 +165,6 @@ def test_query_tokens_know_nothing_of_each_other():
 
 
 def test_gradients_are_right():
-    """Check 15."""
     vit, h = backbone(), torch.randn(2, 5, WIDTH, dtype=torch.float64)
     p = torch.randn(2, 2, WIDTH, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda p: summary(vit.blocks[1], p, h), (p,))
@@ -176,7 +174,6 @@ def test_gradients_are_right():
 
 
 def test_nothing_but_the_queries_and_the_head_learns():
-    """Check 5."""
     model = tuned(2, torch.float32, dropout=0.1).train()
     before = {name: tensor.clone() for name, tensor in model.backbone.state_dict().items()}
     assert list(trained_parameters(model)) == ["queries", "head.weight", "head.bias"]
@@ -209,7 +206,7 @@ def test_a_frozen_backbone_stays_in_evaluation_mode():
 
 
 def test_dropout_is_each_pictures_own_and_for_training():
-    """Check 14: numbers of the query tokens are dropped at the rate that was asked for, before they ask."""
+    """Numbers of the query tokens are dropped at the rate that was asked for, before they ask."""
     model, x = tuned(2, dropout=0.25).train(), pictures(1).expand(64, -1, -1, -1)
     torch.manual_seed(0)
     _, read = model.read(x)
@@ -255,7 +252,7 @@ class Census:
 
 
 def test_no_graph_of_the_backbone_is_kept():
-    """Check 6: of what has a row for each token there are keys and values alone; together, and with prompts, not so."""
+    """Of what has a row for each token there are keys and values alone; together, and with prompts, not so."""
     b, t = 3, 2
     model, x = tuned(t), pictures(b)
     apart = Census(model, x)
@@ -274,7 +271,7 @@ def test_no_graph_of_the_backbone_is_kept():
 
 @pytest.mark.parametrize(("tokens", "least"), [(1, 6.0), (10, 5.0)])
 def test_what_is_kept_at_the_shape_of_a_base_model(tokens, least):
-    """Check 6: some six times less than queries and tokens together, at 197 tokens of width 768."""
+    """Some six times less than queries and tokens together, at 197 tokens of width 768."""
     with torch.device("meta"):
         vit = ViT(224, 16, classes=2, width=768, heads=12, layers=3)
         model, x = VisualQueryTuning(vit, 100, tokens=tokens), torch.empty(2, 3, 224, 224)
@@ -305,7 +302,6 @@ class Concatenated(nn.Module):
 
 
 def test_the_backward_pass_does_not_enter_the_backbone():
-    """Check 7."""
     x = pictures()
     learning = VisualQueryTuning(with_lora(backbone()), 6, detach_backbone=False).double()
     for model, entered in ((tuned(2), False), (learning, True)):
@@ -324,7 +320,6 @@ def test_the_backward_pass_does_not_enter_the_backbone():
 
 
 def test_blocks_of_features_have_length_one():
-    """Check 8."""
     model = tuned(3)
     features = model.features(pictures())
     assert features.shape == (3, WIDTH * (1 + LAYERS * 3)) and features.shape[1] == model.head.in_features
@@ -339,7 +334,6 @@ def test_blocks_of_features_have_length_one():
 
 
 def test_ways_to_combine_agree_where_they_must():
-    """Check 9."""
     mean, weighted = tuned(3, combine="mean"), tuned(3, combine="weighted")
     weighted.queries.data.copy_(mean.queries)
     assert mean.head.in_features == WIDTH * (1 + LAYERS) and weighted.weights is not None
@@ -366,7 +360,6 @@ SHAPES = [  # D, layers, patch, and (query parameters, features) for 1, 10 and 2
 
 @pytest.mark.parametrize(("width", "layers", "patch", "counts"), SHAPES)
 def test_parameters_are_as_many_as_they_should_be(width, layers, patch, counts):
-    """Check 10."""
     with torch.device("meta"):
         vit = ViT(224, patch, classes=10, width=width, heads=16, layers=layers)
         for tokens, (queries, features) in zip((1, 10, 20), counts, strict=True):
@@ -377,7 +370,6 @@ def test_parameters_are_as_many_as_they_should_be(width, layers, patch, counts):
 
 
 def test_queries_and_head_begin_as_they_should():
-    """Check 10."""
     vit = ViT(32, 16, classes=10, width=768, heads=12, layers=2)
     model = VisualQueryTuning(vit, 10, tokens=20)
     low, high = (float(each) for each in model.queries.detach().aminmax())
@@ -398,7 +390,7 @@ def test_the_mean_of_the_patches_stands_in_for_the_class_token():
 
 @pytest.mark.parametrize("adapt", [with_lora, with_prompts])
 def test_adapters_in_the_backbone_learn_beside_the_queries(adapt):
-    """Check 17: their gradients are those of queries and tokens run together."""
+    """Their gradients are those of queries and tokens run together."""
     vit = adapt(backbone())
     for each in vit.parameters():
         if each.requires_grad:
@@ -446,7 +438,7 @@ PLACED = ("sparse", "conv", "mdha", "relative")
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if not name.startswith(PLACED)])
 def test_query_tokens_are_free_under_every_attention_that_is_taken(attention):
-    """Checks 3 and 4: a query that is a token reads what the token becomes, and queries do not see each other."""
+    """A query that is a token reads what the token becomes, and queries do not see each other."""
     vit, x = backbone(attention=attention), pictures(1)
     model, every = tuned(3, vit=vit), states(vit, x)
     read = summary(vit.blocks[1], every[1][:, 3:6], every[1])

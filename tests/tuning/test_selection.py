@@ -27,14 +27,12 @@ from dualform.tuning import (
 
 
 def test_the_schedule_warms_up_and_falls_as_a_cosine():
-    """Check 11."""
     found = [warmup_cosine(epoch) for epoch in (0, 5, 10, 55, 99)]
     assert found == pytest.approx([0, 0.5, 1, 0.5, 3.05e-4], abs=1e-6)
     assert scaled_rate(1.0, 128) == 0.5 and warmup_cosine(38, 20, 2) == 0
 
 
 def test_the_group_lasso_and_its_gradient():
-    """Check 12."""
     weight = torch.randn(4, 7, dtype=torch.float64)
     weight[:, 2] = 0
     weight.requires_grad_()
@@ -48,7 +46,7 @@ def test_the_group_lasso_and_its_gradient():
 
 
 def test_so_many_features_are_kept_as_were_asked_for():
-    """Check 13: ⌊κF⌋, the largest columns, in their own order."""
+    """⌊κF⌋, the largest columns, in their own order."""
     weight = torch.randn(3, 9984)
     kept = select(weight, 0.7)
     assert len(kept) == 6988 and bool((kept.diff() > 0).all())
@@ -66,7 +64,7 @@ def test_so_many_features_are_kept_as_were_asked_for():
 
 
 def test_the_lasso_finds_the_features_that_carry_the_signal():
-    """Check 13: of 500 features 20 say what the class is; they are found among the 40 largest."""
+    """Of 500 features 20 say what the class is; they are found among the 40 largest."""
     torch.manual_seed(0)
     x, carrying = torch.randn(1500, 500), torch.randperm(500)[:20]
     y = (x[:, carrying] @ torch.randn(20, 4)).argmax(1)
@@ -98,7 +96,7 @@ def fitted(model: Probe, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_all_features_selected_are_all_features():
-    """Check 13: κ = 1 gives the accuracy of the first stage, within noise."""
+    """Κ = 1 gives the accuracy of the first stage, within noise."""
     x, model = torch.randn(120, 3, 16, 16), Probe(some_vit(), 3)
     y = model.backbone(x).argmax(1)  # what its own head says can be said
     first = fitted(model, x, y)
