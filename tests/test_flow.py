@@ -21,6 +21,7 @@ FLOW = [
     "store",
     "engine",
     "record",
+    "replay",
     "explain",
     "svm",
     "evaluate",

@@ -1,0 +1,16 @@
+"""Training run again: what each step did, the adjoint that carries a target back through it, and retraining."""
+
+from .adjoint import Influences, influences
+from .differentiable_step import ParameterInputs, differentiable_step
+from .rerun import PassTrace, Rerun, StepTrace, TracedStep
+
+__all__ = [
+    "Influences",
+    "ParameterInputs",
+    "PassTrace",
+    "Rerun",
+    "StepTrace",
+    "TracedStep",
+    "differentiable_step",
+    "influences",
+]
