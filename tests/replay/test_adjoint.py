@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
+import dualform
 from dualform.replay import PassTrace, Rerun, StepTrace, influences
 
 N, D, C = 12, 5, 3
@@ -82,7 +83,7 @@ def test_influence_is_the_slope_of_training_again(name):
     for example in (0, 5):
         ends = []
         for change in (1e-5, -1e-5):
-            rerun.weights = lambda index, change=change: 1.0 + change * (index == example).double()
+            rerun.weights = lambda index, c=change, e=example: 1.0 + c * (index == e).double()
             rerun.load(first)
             rerun.run(len(rerun.steps))
             with torch.no_grad():
@@ -91,6 +92,35 @@ def test_influence_is_the_slope_of_training_again(name):
         rerun.weights = None
         slope = (ends[0] - ends[1]) / 2e-5
         torch.testing.assert_close(per_example[:, example], slope, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_without_curvature_and_with_what_is_shared_held_it_is_the_direct_contribution(name, tmp_path):
+    """Σ over parameters of ⟨∂φ/∂W, what the example put into W⟩, as a recorded memory has it."""
+    if name == "batch norm":
+        pytest.skip("rows are mixed there: a slot credits the row, a loss the example")
+    setting = SETTINGS[name]
+    rerun, first = rerun_of(setting)
+    direct = influences(rerun, targets, [first], direct=True).by_example(N)
+    again, _ = rerun_of(setting)
+    model, (optimizer,) = again.model, again.optimizers
+    with dualform.record(model, optimizer, tmp_path / "memory", dtype="float64", progress=False) as tape:
+        for step in again.steps:
+            optimizer.param_groups[0] |= step.groups[0]
+            for one_pass in step.passes:
+                tape.note(index=one_pass.index)
+                again.backward(one_pass)
+            if step.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), step.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    parameters = dict(model.eval().named_parameters())
+    slopes = [torch.autograd.grad(value, list(parameters.values()), retain_graph=True) for value in targets(model)]
+    ledger = dualform.open(tmp_path / "memory").ledger("index")
+    for example in ledger.groups:
+        put = [ledger[example][name] for name in parameters]
+        expected = [torch.stack([(a * b).sum() for a, b in zip(slope, put, strict=True)]).sum() for slope in slopes]
+        torch.testing.assert_close(direct[:, example], torch.stack(expected), rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["Adam", "batch norm"])

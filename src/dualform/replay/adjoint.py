@@ -20,6 +20,7 @@ recorded value. That is the direct contribution of an example, summed over all p
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ def influences(
 ) -> Influences:
     """The influence of every visit on each of the ``targets``, which are functions of the trained model.
 
-    ``states`` are kept ones (of :meth:`Rerun.state`), the first of them at step 0: stretches between them run again, the
-    last one first, and hold what their steps read in memory.
+    ``states`` are kept ones (of :meth:`Rerun.state`), the first of them at step 0. The stretches between them run
+    again, the last one first; what the steps of a stretch read is held in memory.
     """
     end = len(rerun.steps)
     rerun.load(states[-1])
@@ -115,8 +116,7 @@ def _step_back(
 ) -> tuple[Adjoint, list[Float[Tensor, "queries b"]]]:
     """The adjoint before a step, and the influence of the examples of its passes, the last pass first."""
     queries = len(next(iter(next(iter(adjoint.values())).values())))
-    gradients = _gradients(rerun, step)
-    before, pull = _through_the_step(step, adjoint, gradients, direct, queries)
+    before, pull = _through_the_step(step, adjoint, direct, queries)
     for name in step.untrained:
         if name in adjoint:
             before[name] = adjoint[name]
@@ -131,27 +131,13 @@ def _step_back(
     return before, influence
 
 
-def _gradients(rerun: Rerun, step: TracedStep) -> dict[str, Tensor]:
-    """The summed gradient of a step, as backprop gave it."""
-    weights = {name: inputs.weight.requires_grad_(True) for name, inputs in step.inputs.items()}
-    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    for one_pass, at_pass in zip(step.trace.passes, step.buffers, strict=True):
-        with _at(one_pass):
-            losses = _losses(rerun, step, weights, at_pass, one_pass)
-        for name, gradient in zip(
-            total, torch.autograd.grad(losses.sum(), list(weights.values()), materialize_grads=True), strict=True
-        ):
-            total[name] += gradient
-    return total
-
-
 def _through_the_step(
-    step: TracedStep, adjoint: Adjoint, gradients: Mapping[str, Tensor], direct: bool, queries: int
+    step: TracedStep, adjoint: Adjoint, direct: bool, queries: int
 ) -> tuple[Adjoint, dict[str, Tensor]]:
     """The adjoint of what the step read, and of the gradient: ∂step/∂(θ, s)ᵀ λ and ∂step/∂Gᵀ λ."""
     leaves = {name: {key: tensor.detach().requires_grad_() for key, tensor in inputs.tensors.items()}
               for name, inputs in step.inputs.items()}  # fmt: skip
-    pulls = {name: gradient.detach().requires_grad_() for name, gradient in gradients.items()}
+    pulls = {name: gradient.detach().requires_grad_() for name, gradient in step.gradients.items()}
     inputs = {
         name: ParameterInputs(
             old.rule, old.settings, leaves[name]["weight"], leaves[name]["buffer"],
@@ -168,14 +154,19 @@ def _through_the_step(
                 outputs.append(tensor)
                 covectors.append(adjoint[name][key])
     flat = [tensor for tensors in leaves.values() for tensor in tensors.values()] + list(pulls.values())
-    found = torch.autograd.grad(outputs, flat, covectors, is_grads_batched=True, allow_unused=True)
-    # a root has no slope at 0: entries that never had a gradient give 0 · ∞, and their derivative is 0
-    cleaned = iter(
-        tensor.new_zeros(queries, *tensor.shape) if value is None else torch.nan_to_num(value, nan=0.0)
+    found = _pull_back(outputs, flat, covectors)
+    values = iter(
+        tensor.new_zeros(queries, *tensor.shape) if value is None else value
         for tensor, value in zip(flat, found, strict=True)
     )
-    before = {name: {key: next(cleaned) for key in tensors} for name, tensors in leaves.items()}
-    return before, {name: next(cleaned) for name in pulls}
+    before = {name: {key: next(values) for key in tensors} for name, tensors in leaves.items()}
+    pull = {name: next(values) for name in pulls}
+    for name, tensors in leaves.items():
+        # a root has no slope at 0: entries that never had a gradient give 0 · ∞, and their derivative is 0
+        never = (pulls[name] == 0) & torch.stack([t == 0 for key, t in tensors.items() if key != "weight"]).all(0)
+        for value in (*before[name].values(), pull[name]):
+            value.masked_fill_(never & value.isnan(), 0.0)
+    return before, pull
 
 
 def _through_the_pass(
@@ -199,10 +190,19 @@ def _through_the_pass(
         covectors.append(buffers[name])
         before[name] = (1 - momentum) * buffers[name]
     leaves = [share] if direct else [share, *weights.values()]
-    values, *curved = torch.autograd.grad(
-        outputs, leaves, covectors, is_grads_batched=True, allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(weights, curved, strict=False)), before, values
+    values, *curved = _pull_back(outputs, leaves, covectors)
+    assert values is not None  # every example has a share of some gradient
+    return {name: value for name, value in zip(weights, curved, strict=False) if value is not None}, before, values
+
+
+def _pull_back(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], covectors: Sequence[Float[Tensor, "queries ..."]]
+) -> list[Float[Tensor, "queries ..."] | None]:
+    """The gradient of Σ ⟨covector, output⟩ for each query; None for inputs that no output depends on."""
+    if len(covectors[0]) == 1:  # without the cost of batching
+        single = torch.autograd.grad(outputs, inputs, [covector[0] for covector in covectors], allow_unused=True)
+        return [None if value is None else value[None] for value in single]
+    return list(torch.autograd.grad(outputs, inputs, covectors, is_grads_batched=True, allow_unused=True))
 
 
 def _losses(
@@ -251,7 +251,7 @@ def _batch_statistics(model: nn.Module, statistics: list[tuple[str, Tensor, floa
         statistics.append((f"{name}.running_var", variance, momentum))
 
     for name, module in _batch_norms(model).items() if wanted else ():
-        handles.append(module.register_forward_pre_hook(lambda module, args, name=name: collect(name, module, args)))
+        handles.append(module.register_forward_pre_hook(partial(collect, name)))
     try:
         yield
     finally:
@@ -264,16 +264,14 @@ def _normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> Iterat
     """Batch normalisation in evaluation mode, by statistics that autograd sees."""
     handles = []
 
-    def normalise(name: str, module: _BatchNorm, args: tuple) -> Tensor:
+    def normalise(name: str, module: _BatchNorm, args: tuple, output: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (args[0].ndim - 2)
         mean, variance = (statistics[f"{name}.running_{which}"].reshape(shape) for which in ("mean", "var"))
         out = (args[0] - mean) / (variance + module.eps).sqrt()
         return out if module.weight is None else out * module.weight.reshape(shape) + module.bias.reshape(shape)
 
     for name, module in _batch_norms(model).items() if statistics else ():
-        handles.append(
-            module.register_forward_hook(lambda module, args, output, name=name: normalise(name, module, args))
-        )
+        handles.append(module.register_forward_hook(partial(normalise, name)))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 r"""One step of an optimiser as a function that autograd can differentiate.
 
-A rule (``rules/protocol.py``) says that a step is linear in the gradient *given* what all examples share. Here nothing is
-given: the preconditioner P depends on the gradient and on the optimiser's state, and so does the clip factor κ.
+A rule (``rules/protocol.py``) says that a step is linear in the gradient *given* what all examples share. Here nothing
+is given: the preconditioner P depends on the gradient and on the optimiser's state, and so does the clip factor κ.
 
 .. math::
     g &= \kappa(G)\, G,\qquad \kappa = \min\!\big(1,\; c / (\lVert G\rVert + 10^{-6})\big) \\
@@ -9,7 +9,8 @@ given: the preconditioner P depends on the gradient and on the optimiser's state
     W' &= w_w W + w_m M + w_g g + w_p\, P (p_w W + p_m M + p_g g) \\
     M' &= m_w W + m_m M + m_g g + m_p\, P (p_w W + p_m M + p_g g)
 
-With ``held=True`` P and κ are constants. The step is then the rule's linear transition, which makes direct contributions.
+With ``held=True`` P and κ are constants. The step is then the rule's linear transition, which gives direct
+contributions.
 """
 
 from collections.abc import Mapping, Sequence

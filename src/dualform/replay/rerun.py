@@ -1,6 +1,6 @@
 """A training loop run again, from what each of its steps saw.
 
-The steps themselves are taken by the optimiser of torch on a copy of the model, so that they round as the first ones did.
+The optimiser itself takes the steps, on a copy of the model, so that they round as the first ones did.
 """
 
 import copy
@@ -32,7 +32,7 @@ class PassTrace:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step: its backward passes, the settings of all parameter groups, and the norm that gradients are clipped to."""
+    """One step: its backward passes, the settings of all parameter groups, and the norm that clips gradients."""
 
     passes: tuple[PassTrace, ...]
     groups: tuple[Mapping[str, Any], ...]
@@ -48,6 +48,8 @@ class TracedStep:
     inputs: Mapping[str, ParameterInputs]
     untrained: Mapping[str, Tensor]
     """Parameters that had no gradient in this step."""
+    gradients: Mapping[str, Tensor]
+    """The summed gradients as backprop gave them, before clipping."""
     buffers: tuple[Mapping[str, Tensor], ...]
     """The model's buffers before each backward pass."""
 
@@ -109,9 +111,9 @@ class Rerun:
             if traced:
                 buffers.append({name: tensor.clone() for name, tensor in self.model.named_buffers()})
             self.backward(one_pass)
+        step = self._trace(trace, tuple(buffers)) if traced else None
         if trace.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), trace.clip_norm)
-        step = self._trace(trace, tuple(buffers)) if traced else None
         for optimizer in self.optimizers:
             optimizer.step()
         self.position += 1
@@ -128,16 +130,18 @@ class Rerun:
 
     def _trace(self, trace: StepTrace, buffers: tuple[Mapping[str, Tensor], ...]) -> TracedStep:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        inputs = {}
+        inputs, gradients = {}, {}
         for rule, optimizer in zip(self._rules, self.optimizers, strict=True):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        inputs[names[id(parameter)]] = _inputs_of(rule, group, optimizer.state[parameter], parameter)
+                        name = names[id(parameter)]
+                        inputs[name] = _inputs_of(rule, group, optimizer.state.get(parameter, {}), parameter)
+                        gradients[name] = parameter.grad.clone()
         untrained = {
             name: parameter.detach().clone() for name, parameter in self.model.named_parameters() if name not in inputs
         }
-        return TracedStep(self.position + 1, trace, inputs, untrained, buffers)
+        return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers)
 
 
 def _inputs_of(
