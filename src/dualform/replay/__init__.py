@@ -3,6 +3,7 @@
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
 from .rerun import PassTrace, Rerun, StepTrace, TracedStep
+from .traces import differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
 
 __all__ = [
     "Influences",
@@ -12,5 +13,10 @@ __all__ = [
     "StepTrace",
     "TracedStep",
     "differentiable_step",
+    "differing",
     "influences",
+    "load_first_weights",
+    "ordered_names",
+    "rebuild_optimizers",
+    "step_traces",
 ]

@@ -146,7 +146,8 @@ def _through_the_step(
         for name, old in step.inputs.items()
     }  # fmt: skip
     with torch.enable_grad():
-        after = differentiable_step(inputs, pulls, list(pulls), step.trace.clip_norm, held=direct)
+        scaled = {name: step.factor * gradient for name, gradient in pulls.items()} if step.factor != 1.0 else pulls
+        after = differentiable_step(inputs, scaled, list(pulls), step.clip_norm, held=direct)
     outputs, covectors = [], []
     for name, tensors in after.items():
         for key, tensor in tensors.items():

@@ -36,7 +36,10 @@ class StepTrace:
 
     passes: tuple[PassTrace, ...]
     groups: tuple[Mapping[str, Any], ...]
+    """The settings of each group that differ from those that the optimiser was made with."""
     clip_norm: float | None = None
+    scale: float = 1.0
+    """The recorded factor between the gradients of backprop and those of the step, where ``clip_norm`` is not known."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class TracedStep:
     """The summed gradients as backprop gave them, before clipping."""
     buffers: tuple[Mapping[str, Tensor], ...]
     """The model's buffers before each backward pass."""
+    clip_norm: float | None
+    factor: float
 
 
 @dataclass
@@ -66,6 +71,10 @@ class Rerun:
     weights: Callable[[Tensor], Tensor] | None = None
     """The weight of each example in the loss, by index; 1 where not given."""
     position: int = 0
+    clip_norm: float | None = None
+    """The norm that gradients are clipped to, once a step has shown it."""
+    held_factors: list[int] = field(default_factory=list)
+    """Steps whose gradients were scaled by a factor that is no clipping; influence holds it constant."""
     _rules: list[Rule] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,22 +111,46 @@ class Rerun:
 
     def _advance(self, traced: bool) -> TracedStep | None:
         trace = self.steps[self.position]
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, settings in zip(groups, trace.groups, strict=True):
-            group |= settings
+        groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
+        for (group, defaults), settings in zip(groups, trace.groups, strict=True):
+            group |= group_settings(defaults, settings)
         buffers = []
         self.model.zero_grad(set_to_none=True)
         for one_pass in trace.passes:
             if traced:
                 buffers.append({name: tensor.clone() for name, tensor in self.model.named_buffers()})
             self.backward(one_pass)
-        step = self._trace(trace, tuple(buffers)) if traced else None
-        if trace.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), trace.clip_norm)
+        clip_norm, factor = self._scaling(trace)
+        step = self._trace(trace, tuple(buffers), clip_norm, factor) if traced else None
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+        elif factor != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         for optimizer in self.optimizers:
             optimizer.step()
         self.position += 1
         return step
+
+    def _scaling(self, trace: StepTrace) -> tuple[float | None, float]:
+        """The norm that this step clips gradients to, and the factor that it multiplies them with if it does not clip.
+
+        A memory holds the factor alone. If the factor times the norm is the same number at every step, gradients were
+        clipped to that norm, and the factor depends on all examples of the step.
+        """
+        if trace.clip_norm is not None or abs(trace.scale - 1.0) < 1e-5:
+            return trace.clip_norm, 1.0
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack([gradient.double().norm() for gradient in gradients])))
+        bound = trace.scale * (norm + 1e-6)
+        if self.clip_norm is None:
+            nice = float(f"{bound:.4g}")
+            self.clip_norm = nice if abs(nice - bound) < 1e-4 * bound else bound
+        if trace.scale < 1.0 and abs(bound - self.clip_norm) < 1e-3 * self.clip_norm:
+            return self.clip_norm, 1.0
+        self.held_factors.append(self.position + 1)
+        return None, trace.scale
 
     def backward(self, one_pass: PassTrace) -> None:
         """One backward pass as the loop made it."""
@@ -128,7 +161,9 @@ class Rerun:
             losses = losses * self.weights(one_pass.index).to(losses)
         losses.sum().backward()
 
-    def _trace(self, trace: StepTrace, buffers: tuple[Mapping[str, Tensor], ...]) -> TracedStep:
+    def _trace(
+        self, trace: StepTrace, buffers: tuple[Mapping[str, Tensor], ...], clip_norm: float | None, factor: float
+    ) -> TracedStep:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         inputs, gradients = {}, {}
         for rule, optimizer in zip(self._rules, self.optimizers, strict=True):
@@ -141,7 +176,7 @@ class Rerun:
         untrained = {
             name: parameter.detach().clone() for name, parameter in self.model.named_parameters() if name not in inputs
         }
-        return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers)
+        return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers, clip_norm, factor)
 
 
 def _inputs_of(
@@ -158,3 +193,15 @@ def _inputs_of(
         torch.zeros_like(parameter).detach() if buffer is None else buffer.detach().clone(),
         shared,
     )
+
+
+def group_settings(defaults: Mapping[str, Any], settings: Mapping[str, float]) -> dict[str, Any]:
+    """The recorded numbers of a step as the settings of a parameter group."""
+    group: dict[str, Any] = {}
+    for name, default in defaults.items():
+        if isinstance(default, tuple | list):
+            numbers = [settings.get(f"{name}{place}", value) for place, value in enumerate(default, start=1)]
+            group[name] = tuple(numbers)
+        elif name in settings:
+            group[name] = bool(settings[name]) if isinstance(default, bool) else settings[name]
+    return group
