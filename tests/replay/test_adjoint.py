@@ -57,7 +57,11 @@ def rerun_of(setting: Setting) -> tuple[Rerun, dict]:
     optimizer = setting.optimizer(list(model.parameters()))
     steps = []
     for step in range(setting.steps):
-        passes = tuple(PassTrace(torch.randperm(N)[:4], torch.get_rng_state()) for _ in range(setting.passes))
+        first = 4 * step * setting.passes
+        passes = tuple(
+            PassTrace(torch.randperm(N)[:4], torch.get_rng_state(), first + 4 * place)
+            for place in range(setting.passes)
+        )
         lr = optimizer.param_groups[0]["lr"] * (1 - 0.05 * step)
         steps.append(StepTrace(passes, ({"lr": lr},), setting.clip_norm))
 
@@ -83,7 +87,8 @@ def test_influence_is_the_slope_of_training_again(name):
     for example in (0, 5):
         ends = []
         for change in (1e-5, -1e-5):
-            rerun.weights = lambda index, c=change, e=example: 1.0 + c * (index == e).double()
+            visits = torch.cat([one_pass.index for step in rerun.steps for one_pass in step.passes])
+            rerun.weights = 1.0 + change * (visits == example).double()
             rerun.load(first)
             rerun.run(len(rerun.steps))
             with torch.no_grad():

@@ -18,11 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError
+from dualform.replay import Retrain
 
 from .ranks import spearman
-
-Retrain = Callable[[Float[Tensor, " examples"]], Float[Tensor, " queries"]]
-"""Trains again with these weights of the examples in the loss, and gives the targets of the trained network."""
 
 
 @dataclass(frozen=True)

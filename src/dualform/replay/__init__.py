@@ -2,14 +2,18 @@
 
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
-from .rerun import PassTrace, Rerun, StepTrace, TracedStep
-from .traces import differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
+from .rerun import Data, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .traces import MakeOptimizer, differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
 
 __all__ = [
+    "Data",
     "Influences",
+    "Losses",
+    "MakeOptimizer",
     "ParameterInputs",
     "PassTrace",
     "Rerun",
+    "Retrain",
     "StepTrace",
     "TracedStep",
     "differentiable_step",

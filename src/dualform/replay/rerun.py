@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn, optim
 
+from dualform.errors import QueryError
 from dualform.rules import Rule, Settings, rule_for
 
 from .differentiable_step import ParameterInputs
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """Each example's share of the loss that the loop backpropagated, one number an example."""
+
+Retrain = Callable[[Float[Tensor, " examples"]], Float[Tensor, " queries"]]
+"""Trains again with these weights of the examples in the loss, and gives the targets of the trained network."""
 
 Data = Callable[[Tensor], Any]
 """The batch with these indices, as the loop saw it."""
@@ -28,6 +33,8 @@ class PassTrace:
 
     index: Tensor
     generator: Tensor | None = None
+    first: int = 0
+    """The first visit of the pass: visits are counted over all of training."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class Rerun:
     losses: Losses
     data: Data
     steps: Sequence[StepTrace]
-    weights: Callable[[Tensor], Tensor] | None = None
-    """The weight of each example in the loss, by index; 1 where not given."""
+    weights: Tensor | None = None
+    """The weight of each visit in the loss; 1 where not given."""
     position: int = 0
     clip_norm: float | None = None
     """The norm that gradients are clipped to, once a step has shown it."""
@@ -157,8 +164,14 @@ class Rerun:
         if one_pass.generator is not None:
             torch.set_rng_state(one_pass.generator)
         losses = self.losses(self.model, self.data(one_pass.index))
+        if losses.shape != one_pass.index.shape:
+            raise QueryError(
+                f"losses(model, batch) gave a tensor of shape {tuple(losses.shape)} for a batch of "
+                f"{len(one_pass.index)} examples: it must give one number an example, its share of the loss "
+                "that was backpropagated."
+            )
         if self.weights is not None:
-            losses = losses * self.weights(one_pass.index).to(losses)
+            losses = losses * self.weights[one_pass.first : one_pass.first + len(one_pass.index)].to(losses)
         losses.sum().backward()
 
     def _trace(

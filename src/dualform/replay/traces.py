@@ -54,7 +54,7 @@ def _passes(store: Store, index: str) -> list[tuple[PassTrace, ...]]:
     begins = np.flatnonzero(rows == 0)
     passes: list[list[PassTrace]] = [[] for _ in range(store.steps)]
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-        passes[steps[begin] - 1].append(PassTrace(values[begin:end]))
+        passes[steps[begin] - 1].append(PassTrace(values[begin:end], first=int(begin)))
     return [tuple(of_step) for of_step in passes]
 
 

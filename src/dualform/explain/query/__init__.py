@@ -4,7 +4,7 @@ from .capture import Capture, MapCalls, apply, capture, run_model
 from .example_axis import first_axis
 from .layer_queries import LayerQuestion
 from .model_shadow import shadow_of
-from .targets import Target, examples_first, logits_of, target_key
+from .targets import Target, choose, examples_first, logits_of, target_key
 
 __all__ = [
     "Capture",
@@ -13,6 +13,7 @@ __all__ = [
     "Target",
     "apply",
     "capture",
+    "choose",
     "examples_first",
     "first_axis",
     "logits_of",
