@@ -135,9 +135,11 @@ def _through_the_step(
     step: TracedStep, adjoint: Adjoint, direct: bool, queries: int
 ) -> tuple[Adjoint, dict[str, Tensor]]:
     """The adjoint of what the step read, and of the gradient: ∂step/∂(θ, s)ᵀ λ and ∂step/∂Gᵀ λ."""
+    if step.clip_norm is None and all(inputs.rule.precondition is None for inputs in step.inputs.values()):
+        return _through_a_scalar_step(step, adjoint)
     leaves = {name: {key: tensor.detach().requires_grad_() for key, tensor in inputs.tensors.items()}
               for name, inputs in step.inputs.items()}  # fmt: skip
-    pulls = {name: gradient.detach().requires_grad_() for name, gradient in step.gradients.items()}
+    gradients = {name: gradient.detach().requires_grad_() for name, gradient in step.gradients.items()}
     inputs = {
         name: ParameterInputs(
             old.rule, old.settings, leaves[name]["weight"], leaves[name]["buffer"],
@@ -146,28 +148,49 @@ def _through_the_step(
         for name, old in step.inputs.items()
     }  # fmt: skip
     with torch.enable_grad():
-        scaled = {name: step.factor * gradient for name, gradient in pulls.items()} if step.factor != 1.0 else pulls
-        after = differentiable_step(inputs, scaled, list(pulls), step.clip_norm, held=direct)
+        scaled = {name: step.factor * gradient for name, gradient in gradients.items()}
+        after = differentiable_step(inputs, scaled, list(gradients), step.clip_norm, held=direct)
     outputs, covectors = [], []
     for name, tensors in after.items():
         for key, tensor in tensors.items():
             if key in adjoint.get(name, {}) and tensor.requires_grad:
                 outputs.append(tensor)
                 covectors.append(adjoint[name][key])
-    flat = [tensor for tensors in leaves.values() for tensor in tensors.values()] + list(pulls.values())
-    found = _pull_back(outputs, flat, covectors)
-    values = iter(
+    flat = [tensor for tensors in leaves.values() for tensor in tensors.values()] + list(gradients.values())
+    pulled = iter(
         tensor.new_zeros(queries, *tensor.shape) if value is None else value
-        for tensor, value in zip(flat, found, strict=True)
+        for tensor, value in zip(flat, _pull_back(outputs, flat, covectors), strict=True)
     )
-    before = {name: {key: next(values) for key in tensors} for name, tensors in leaves.items()}
-    pull = {name: next(values) for name in pulls}
+    before = {name: {key: next(pulled) for key in tensors} for name, tensors in leaves.items()}
+    pull = {name: next(pulled) for name in gradients}
     for name, tensors in leaves.items():
-        # a root has no slope at 0: entries that never had a gradient give 0 · ∞, and their derivative is 0
-        never = (pulls[name] == 0) & torch.stack([t == 0 for key, t in tensors.items() if key != "weight"]).all(0)
-        for value in (*before[name].values(), pull[name]):
-            value.masked_fill_(never & value.isnan(), 0.0)
+        _clear_roots_at_zero(gradients[name], tensors, [*before[name].values(), pull[name]])
     return before, pull
+
+
+def _through_a_scalar_step(step: TracedStep, adjoint: Adjoint) -> tuple[Adjoint, dict[str, Tensor]]:
+    """The same where the step is a sum with numbers as coefficients."""
+    before: Adjoint = {}
+    pull = {}
+    for name, inputs in step.inputs.items():
+        t, weight = inputs.rule.transition(inputs.settings), adjoint[name]["weight"]
+        buffer = adjoint[name].get("buffer")
+        before[name] = {"weight": t.ww * weight, "buffer": t.wm * weight}
+        pull[name] = step.factor * t.wg * weight
+        if buffer is not None:
+            before[name]["weight"] += t.mw * buffer
+            before[name]["buffer"] += t.mm * buffer
+            pull[name] += step.factor * t.mg * buffer
+    return before, pull
+
+
+def _clear_roots_at_zero(gradient: Tensor, state: Mapping[str, Tensor], pulled: Sequence[Tensor]) -> None:
+    """A root has no slope at 0. Entries that never had a gradient give 0 · ∞, and there the derivative is 0."""
+    if not any(bool(value.isnan().any()) for value in pulled):
+        return
+    never = (gradient == 0) & torch.stack([tensor == 0 for key, tensor in state.items() if key != "weight"]).all(0)
+    for value in pulled:
+        value.masked_fill_(never & value.isnan(), 0.0)
 
 
 def _through_the_pass(
