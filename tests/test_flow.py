@@ -22,6 +22,7 @@ FLOW = [
     "store",
     "engine",
     "record",
+    "replay",
     "explain",
     "svm",
     "evaluate",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dualform.engine import Agreement, StoreView, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.progress import Progress, bar
+from dualform.replay import Data, Losses, MakeOptimizer
 from dualform.rules import Rule
 from dualform.store import Store, outside_inference_mode
 from dualform.types import Mark
@@ -21,6 +22,7 @@ from dualform.types import Mark
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
 from .query import Target, run_model, shadow_of
+from .run import ReplayedRun
 from .spotlight import Spotlight
 from .weights import (
     Certificate,
@@ -148,6 +150,23 @@ class Memory:
         weights = self.held_weights(progress=progress)
         with outside_inference_mode(), torch.no_grad():
             return run_model(shadow_of(model, weights), inputs)
+
+    def replay(
+        self,
+        model: nn.Module,
+        losses: Losses,
+        data: Data,
+        *,
+        index: str = "index",
+        optimizer: MakeOptimizer | None = None,
+    ) -> ReplayedRun:
+        """Make the recorded training run again on a copy of the model: what would have changed without an example?
+
+        ``losses(model, batch)`` gives each example's share of the loss that the loop backpropagated: the shares sum to
+        it. ``data(indices)`` gives the batch with these noted indices as the loop saw it. ``run.check()`` says whether
+        the run comes out bit for bit. ``optimizer`` builds an optimiser that a taught rule explains.
+        """
+        return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer)
 
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.

@@ -4,7 +4,7 @@ from .capture import Capture, MapCalls, apply, capture, run_model
 from .model_inputs import first_axis
 from .model_shadow import shadow_of
 from .question import Question, is_preconditioned
-from .targets import Target, examples_first, logits_of, target_key
+from .targets import Target, choose, examples_first, logits_of, target_key
 
 __all__ = [
     "Capture",
@@ -13,6 +13,7 @@ __all__ = [
     "Target",
     "apply",
     "capture",
+    "choose",
     "examples_first",
     "first_axis",
     "is_preconditioned",

@@ -1,0 +1,85 @@
+r"""One step of an optimiser as a function that autograd can differentiate.
+
+A rule (``rules/protocol.py``) says that a step is linear in the gradient *given* what all examples share. Here nothing
+is given: the preconditioner P depends on the gradient and on the optimiser's state, and so does the clip factor κ.
+
+.. math::
+    g &= \kappa(G)\, G,\qquad \kappa = \min\!\big(1,\; c / (\lVert G\rVert + 10^{-6})\big) \\
+    P, V' &= \mathrm{precondition}(V, g, W, M) \\
+    W' &= w_w W + w_m M + w_g g + w_p\, P (p_w W + p_m M + p_g g) \\
+    M' &= m_w W + m_m M + m_g g + m_p\, P (p_w W + p_m M + p_g g)
+
+With ``held=True`` P and κ are constants. The step is then the rule's linear transition, which gives direct
+contributions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dualform.rules import Rule, Seen, Settings
+
+
+@dataclass(frozen=True)
+class ParameterInputs:
+    """What a step reads of one parameter: its weights, the optimiser's buffer M, and the state V."""
+
+    rule: Rule
+    settings: Settings
+    weight: Tensor
+    buffer: Tensor
+    shared: Mapping[str, Tensor]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The same by name: "weight", "buffer", and the names of V."""
+        return {"weight": self.weight, "buffer": self.buffer, **self.shared}
+
+
+def differentiable_step(
+    inputs: Mapping[str, ParameterInputs],
+    gradients: Mapping[str, Tensor],
+    clipped: Sequence[str] = (),
+    clip_norm: float | None = None,
+    held: bool = False,
+) -> dict[str, dict[str, Tensor]]:
+    """All parameters and their state after a step on the summed ``gradients``, by parameter and name of the tensor.
+
+    ``clip_norm`` bounds the norm of the gradients of the ``clipped`` parameters together, as ``clip_grad_norm_`` does.
+    """
+    factor = _clip_factor([gradients[name] for name in clipped if name in gradients], clip_norm, held)
+    after = {}
+    for name, parameter in inputs.items():
+        if name not in gradients:
+            after[name] = parameter.tensors
+            continue
+        gradient = gradients[name] if factor is None or name not in clipped else factor * gradients[name]
+        after[name] = _step_of_one(parameter, gradient, held)
+    return after
+
+
+def _clip_factor(gradients: Sequence[Tensor], clip_norm: float | None, held: bool) -> Tensor | None:
+    if clip_norm is None:
+        return None
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    return factor.detach() if held else factor
+
+
+def _step_of_one(parameter: ParameterInputs, gradient: Tensor, held: bool) -> dict[str, Tensor]:
+    rule, weight, buffer = parameter.rule, parameter.weight, parameter.buffer
+    t, shared = rule.transition(parameter.settings), dict(parameter.shared)
+    push: Tensor | float = 0.0
+    if rule.precondition is not None:
+        eps = torch.finfo(weight.dtype).eps
+        p = rule.precondition(parameter.settings, shared, Seen(gradient, weight, buffer, eps))
+        p = p.detach() if held else p
+        inside = t.pg * gradient + t.pm * buffer + t.pw * weight
+        push = p * inside if rule.acts == "entries" else p @ inside
+    return {
+        "weight": t.ww * weight + t.wm * buffer + t.wg * gradient + t.wp * push,
+        "buffer": t.mm * buffer + t.mw * weight + t.mg * gradient + t.mp * push,
+        **shared,
+    }

@@ -1,0 +1,220 @@
+"""A training loop run again, from what each of its steps saw.
+
+The optimiser itself takes the steps, on a copy of the model, so that they round as the first ones did.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn, optim
+
+from dualform.errors import QueryError
+from dualform.rules import Rule, Settings, rule_for
+
+from .differentiable_step import ParameterInputs
+
+Losses = Callable[[nn.Module, Any], Tensor]
+"""Each example's share of the loss that the loop backpropagated, one number an example."""
+
+Retrain = Callable[[Float[Tensor, " examples"]], Float[Tensor, " queries"]]
+"""Trains again with these weights of the examples in the loss, and gives the targets of the trained network."""
+
+Data = Callable[[Tensor], Any]
+"""The batch with these indices, as the loop saw it."""
+
+
+@dataclass(frozen=True)
+class PassTrace:
+    """One backward pass: its examples, and the state of torch's generator before its forward pass, where it matters."""
+
+    index: Tensor
+    generator: Tensor | None = None
+    first: int = 0
+    """The first visit of the pass: visits are counted over all of training."""
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step: its backward passes, the settings of all parameter groups, and the norm that clips gradients."""
+
+    passes: tuple[PassTrace, ...]
+    groups: tuple[Mapping[str, Any], ...]
+    """The settings of each group that differ from those that the optimiser was made with."""
+    clip_norm: float | None = None
+    scale: float = 1.0
+    """The recorded factor between the gradients of backprop and those of the step, where ``clip_norm`` is not known."""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that was taken again: all that it read."""
+
+    number: int
+    trace: StepTrace
+    inputs: Mapping[str, ParameterInputs]
+    untrained: Mapping[str, Tensor]
+    """Parameters that had no gradient in this step."""
+    gradients: Mapping[str, Tensor]
+    """The summed gradients as backprop gave them, before clipping."""
+    buffers: tuple[Mapping[str, Tensor], ...]
+    """The model's buffers before each backward pass."""
+    clip_norm: float | None
+    factor: float
+
+
+@dataclass
+class Rerun:
+    """Runs the steps of a training loop again, on ``model`` (a copy) with ``optimizers`` that hold its parameters."""
+
+    model: nn.Module
+    optimizers: Sequence[optim.Optimizer]
+    losses: Losses
+    data: Data
+    steps: Sequence[StepTrace]
+    weights: Tensor | None = None
+    """The weight of each visit in the loss; 1 where not given."""
+    position: int = 0
+    clip_norm: float | None = None
+    """The norm that gradients are clipped to, once a step has shown it."""
+    held_factors: list[int] = field(default_factory=list)
+    """Steps whose gradients were scaled by a factor that is no clipping; influence holds it constant."""
+    _rules: list[Rule] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rules = [rule_for(optimizer) for optimizer in self.optimizers]
+
+    def state(self) -> dict[str, Any]:
+        """All that a later call of :meth:`load` needs to go on from here."""
+        return copy.deepcopy(
+            {
+                "position": self.position,
+                "model": self.model.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            }
+        )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go back (or forward) to a state."""
+        self.position = state["position"]
+        self.model.load_state_dict(state["model"])
+        for optimizer, content in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(copy.deepcopy(content))
+
+    def run(self, end: int) -> None:
+        """Run up to a step."""
+        while self.position < end:
+            self._advance(traced=False)
+
+    def traced(self, end: int) -> Iterator[TracedStep]:
+        """Run up to a step, and give what each of the steps read."""
+        while self.position < end:
+            step = self._advance(traced=True)
+            assert step is not None
+            yield step
+
+    def _advance(self, traced: bool) -> TracedStep | None:
+        trace = self.steps[self.position]
+        groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
+        for (group, defaults), settings in zip(groups, trace.groups, strict=True):
+            group |= group_settings(defaults, settings)
+        buffers = []
+        self.model.zero_grad(set_to_none=True)
+        for one_pass in trace.passes:
+            if traced:
+                buffers.append({name: tensor.clone() for name, tensor in self.model.named_buffers()})
+            self.backward(one_pass)
+        clip_norm, factor = self._scaling(trace)
+        step = self._trace(trace, tuple(buffers), clip_norm, factor) if traced else None
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+        elif factor != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.position += 1
+        return step
+
+    def _scaling(self, trace: StepTrace) -> tuple[float | None, float]:
+        """The norm that this step clips gradients to, and the factor that it multiplies them with if it does not clip.
+
+        A memory holds the factor alone. If the factor times the norm is the same number at every step, gradients were
+        clipped to that norm, and the factor depends on all examples of the step.
+        """
+        if trace.clip_norm is not None or abs(trace.scale - 1.0) < 1e-5:
+            return trace.clip_norm, 1.0
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack([gradient.double().norm() for gradient in gradients])))
+        bound = trace.scale * (norm + 1e-6)
+        if self.clip_norm is None:
+            nice = float(f"{bound:.4g}")
+            self.clip_norm = nice if abs(nice - bound) < 1e-4 * bound else bound
+        if trace.scale < 1.0 and abs(bound - self.clip_norm) < 1e-3 * self.clip_norm:
+            return self.clip_norm, 1.0
+        self.held_factors.append(self.position + 1)
+        return None, trace.scale
+
+    def backward(self, one_pass: PassTrace) -> None:
+        """One backward pass as the loop made it."""
+        if one_pass.generator is not None:
+            torch.set_rng_state(one_pass.generator)
+        losses = self.losses(self.model, self.data(one_pass.index))
+        if losses.shape != one_pass.index.shape:
+            raise QueryError(
+                f"losses(model, batch) gave a tensor of shape {tuple(losses.shape)} for a batch of "
+                f"{len(one_pass.index)} examples: it must give one number an example, its share of the loss "
+                "that was backpropagated."
+            )
+        if self.weights is not None:
+            losses = losses * self.weights[one_pass.first : one_pass.first + len(one_pass.index)].to(losses)
+        losses.sum().backward()
+
+    def _trace(
+        self, trace: StepTrace, buffers: tuple[Mapping[str, Tensor], ...], clip_norm: float | None, factor: float
+    ) -> TracedStep:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        inputs, gradients = {}, {}
+        for rule, optimizer in zip(self._rules, self.optimizers, strict=True):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        name = names[id(parameter)]
+                        inputs[name] = _inputs_of(rule, group, optimizer.state.get(parameter, {}), parameter)
+                        gradients[name] = parameter.grad.clone()
+        untrained = {
+            name: parameter.detach().clone() for name, parameter in self.model.named_parameters() if name not in inputs
+        }
+        return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers, clip_norm, factor)
+
+
+def _inputs_of(
+    rule: Rule, group: Mapping[str, Any], state: Mapping[str, Any], parameter: nn.Parameter
+) -> ParameterInputs:
+    """What a step is about to read of one parameter, copied."""
+    settings: Settings = rule.settings(group, state)
+    buffer = state.get(rule.buffer) if rule.buffer else None
+    shared = {name: state[name].detach().clone() for name in rule.shared if isinstance(state.get(name), Tensor)}
+    return ParameterInputs(
+        rule,
+        settings,
+        parameter.detach().clone(),
+        torch.zeros_like(parameter).detach() if buffer is None else buffer.detach().clone(),
+        shared,
+    )
+
+
+def group_settings(defaults: Mapping[str, Any], settings: Mapping[str, float]) -> dict[str, Any]:
+    """The recorded numbers of a step as the settings of a parameter group."""
+    group: dict[str, Any] = {}
+    for name, default in defaults.items():
+        if isinstance(default, tuple | list):
+            numbers = [settings.get(f"{name}{place}", value) for place, value in enumerate(default, start=1)]
+            group[name] = tuple(numbers)
+        elif name in settings:
+            group[name] = bool(settings[name]) if isinstance(default, bool) else settings[name]
+    return group

@@ -1,0 +1,108 @@
+"""A replayed run: exact, and its predictions are what training again gives."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+import dualform
+from dualform.errors import HorizonError, QueryError
+from dualform.evaluate import lds, removal_runs
+
+N, D, C = 40, 6, 3
+
+
+def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none") / len(batch[0])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    torch.manual_seed(0)
+    x, y = torch.randn(N, D).double(), torch.randint(C, (N,))
+    model = nn.Sequential(nn.Linear(D, 16), nn.Tanh(), nn.Linear(16, C)).double()
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    path = tmp_path_factory.mktemp("run") / "memory"
+    with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
+        for _ in range(4):
+            for index in torch.randperm(N).split(8):
+                tape.note(index=index + 100, label=y[index])
+                losses(model, (x[index], y[index])).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return dualform.open(path), model, (x, y), torch.randn(5, D).double()
+
+
+@pytest.fixture(scope="module")
+def run(recorded):
+    memory, model, (x, y), _ = recorded
+    return memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100]))
+
+
+def test_the_run_is_exact_and_says_so(run, recorded):
+    check = run.check()
+    assert check.exact and "bit for bit" in str(check)
+    for again, trained in zip(run.retrain().parameters(), recorded[1].parameters(), strict=True):
+        assert torch.equal(again, trained)
+
+
+def test_other_data_are_named_at_the_first_step(recorded):
+    memory, model, (x, y), _ = recorded
+    other = memory.replay(model, losses, lambda index: (x[index - 100] * 2, y[index - 100]))
+    check = other.check(steps=3)
+    assert check.first_difference == 1 and "`data` gives other inputs" in str(check)
+
+
+def test_influence_predicts_what_less_weight_changes(run, recorded):
+    inputs = recorded[3]
+    influence = run.influence(inputs, target=1)
+    assert influence.values.shape == (5, N) and (influence.index == np.arange(N) + 100).all()
+    torch.testing.assert_close(sum(influence.by("label").values()), influence.values.sum(1))
+    example, value = influence.top(1, query=2)[0]
+    weights = torch.ones(len(run.visits)).double()
+    weights[torch.from_numpy(run.visits["index"].to_numpy() == example)] = 1 - 1e-6
+    with torch.no_grad():
+        change = run.retrain(weights=weights)(inputs)[2, 1] - run.retrain()(inputs)[2, 1]
+    assert float(change) / 1e-6 == pytest.approx(-value, rel=1e-4)
+    assert str(example) in str(influence) or influence.top(1)[0][0] != example
+
+
+def test_through_training_ranks_removals_better_than_direct_contributions(run, recorded):
+    inputs = recorded[3]
+    runs = removal_runs(run.retraining(inputs, target=0), N, drop=0.1, runs=30)
+    through, direct = lds(run.influence(inputs, target=0).values, runs), lds(run.direct(inputs, target=0).values, runs)
+    assert through.mean > 0.95 > direct.mean
+
+
+def test_a_comparison_gives_the_three_answers(run, recorded):
+    inputs = recorded[3]
+    comparison = run.compare(inputs, without="label = 2 and step <= 3")
+    with torch.no_grad():
+        kept = run.retrain(without="label = 2 and step <= 3")(inputs)
+        chosen = recorded[1](inputs).argmax(1, keepdim=True)
+        before = recorded[1](inputs).gather(1, chosen)
+    torch.testing.assert_close(comparison.retrained, (kept.gather(1, chosen) - before)[:, 0])
+    assert len(str(comparison).splitlines()) == 7 and len(comparison.to_pandas()) == 5
+
+
+def test_a_question_changes_neither_the_model_nor_the_generator(run, recorded):
+    before = torch.get_rng_state(), [p.clone() for p in recorded[1].parameters()]
+    run.influence(recorded[3])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before[1], recorded[1].parameters(), strict=True))
+
+
+def test_wrong_questions_are_answered_with_a_sentence(run, recorded):
+    memory, model, (x, y), inputs = recorded
+    with pytest.raises(QueryError, match="what to leave out"):
+        run.compare(inputs)
+    with pytest.raises(QueryError, match="one of without="):
+        run.retrain(without="label = 1", only="label = 2")
+    with pytest.raises(HorizonError, match="cannot run 99 steps"):
+        run.check(steps=99)
+    with pytest.raises(QueryError, match="no column 'number'"):
+        memory.replay(model, losses, lambda index: (x, y), index="number")
+    summed = memory.replay(model, lambda m, b: losses(m, b).sum(), lambda index: (x[index - 100], y[index - 100]))
+    with pytest.raises(QueryError, match="one number an example"):
+        summed.check()
