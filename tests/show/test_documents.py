@@ -26,6 +26,7 @@ SELF_CONTAINED = [
     "guides/tables",
     "guides/long-runs",
     "guides/processes",
+    "guides/what-would-have-changed",
     "concepts/counterfactual",
     "concepts/layers",
     "concepts/precision",

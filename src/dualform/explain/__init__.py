@@ -7,17 +7,22 @@ from .groups import stretch_edges
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory
 from .query import is_preconditioned
+from .run import Comparison, Influence, ReplayedRun, RunCheck
 from .spotlight import Spotlight
 from .weights import Certificate, Ledger
 
 __all__ = [
     "Certificate",
+    "Comparison",
     "Groups",
     "Hit",
     "Hits",
+    "Influence",
     "Ledger",
     "LinearFunctional",
     "Memory",
+    "ReplayedRun",
+    "RunCheck",
     "ScanAnswers",
     "Spotlight",
     "Timeline",
