@@ -1,4 +1,4 @@
-"""Does anything that changes weights, optimiser state or gradients behind the recorder's back pass in silence?
+"""Does any change of weights, optimiser state or gradients outside of the recorded steps pass silently?
 
 Each try trains a small network, recorded, and changes something once: a bit of a weight or of the optimiser's state
 outside its step, or a gradient by at least 1e-4 of its norm (1e-6 in float64), in one of the ways that people have. It
@@ -170,7 +170,7 @@ def main():
     save(
         "edits",
         f"""{asked.tries:,} short runs (SGD, momentum, AdamW, RMSprop; float32 and float64; weights of 15 to 6,300
-entries), in each of which something is changed once behind the recorder's back: a bit, a row, the optimiser's state, or
+entries), in each of which something is changed once outside of the recorded steps: a bit, a row, the optimiser's state, or
 a gradient by at least 1e-4 of its norm (1e-6 in float64). Of the same runs without a change {false} were marked. Seeds
 {asked.seed} to {asked.seed + asked.tries - 1}.
 

@@ -1,4 +1,4 @@
-"""Train a small vision transformer on the digits 0 to 4, freeze it, and teach it 5 to 9 with tokens that only ask.
+"""Train a small vision transformer on the digits 0 to 4, freeze it, and teach it 5 to 9 with learned query tokens.
 
 Run as: python examples/tuning.py. It needs the extra demo, takes some ten seconds, and leaves 22 MB in runs/tuning.
 """

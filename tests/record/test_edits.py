@@ -1,4 +1,4 @@
-"""Whatever changes weights, optimiser state or gradients behind the recorder's back is marked or certified."""
+"""Any change of weights, optimiser state or gradients outside of the recorded steps is marked or certified."""
 
 import pytest
 

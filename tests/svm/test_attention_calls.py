@@ -28,7 +28,7 @@ def weights_of(sight: HeadInputs, head: int) -> Tensor:
     return sight.head(head).logits().softmax(1)
 
 
-def see_that_they_are(sights: list[HeadInputs], weights: Tensor, space: str, within: float = 1e-10) -> None:
+def require_attention_of(sights: list[HeadInputs], weights: Tensor, space: str, within: float = 1e-10) -> None:
     """Weights (batch, head, query, token) of a layer are those of its matrices."""
     for sight in sights:
         assert sight.space == space
@@ -88,7 +88,7 @@ def test_torchs_attention_is_seen(batch_first, bias):
     given = {"query": x, "key": x, "value": x, "key_padding_mask": PADDING, "attn_mask": mask}
     (sights,) = look(layer, given).values()
     _, weights = layer(**given, need_weights=True, average_attn_weights=False)
-    see_that_they_are(sights, weights.detach(), "model")
+    require_attention_of(sights, weights.detach(), "model")
 
 
 def test_an_encoder_of_torch_is_seen_in_evaluation_too():
@@ -126,7 +126,7 @@ def test_whatever_calls_the_fused_kernel_is_seen(groups):
         q, k = layer.queries(x).unflatten(-1, (4, 4)), layer.pairs(x)[..., : 4 * groups].unflatten(-1, (groups, 4))
         q = q.roll(1, -1) if turn else q
         logits = torch.einsum("bnhd,bmhd->bhnm", q, k.repeat_interleave(4 // groups, 2)) / 2
-        see_that_they_are([sight], logits.softmax(-1).detach(), space)
+        require_attention_of([sight], logits.softmax(-1).detach(), space)
         if space == "head":
             with pytest.raises(QueryError, match="space='head'"):
                 sight.head(0, space="model")
@@ -156,7 +156,7 @@ def test_what_is_changed_in_place_is_seen_as_it_was():
         model = Changing(times).double()
         q, k = (each(x).unflatten(-1, (4, 4)) for each in (model.q, model.k))
         weights = (torch.einsum("bnhd,bmhd->bhnm", times * q, k) / 2).softmax(-1).detach()
-        see_that_they_are(look(model, x)[""], weights, space)
+        require_attention_of(look(model, x)[""], weights, space)
 
 
 class Adapted(nn.Linear):
@@ -172,7 +172,7 @@ def test_what_is_more_than_a_linear_layer_is_seen_behind_it():
         model.register_module("queries", make())
         sight = look(nn.Sequential(model.double()), noise(3, 9, 16))["0"][0]
         assert sight.space == ("head" if isinstance(model.queries, Adapted) else "model")
-        see_that_they_are([sight], (sight.q @ sight.k.mT * sight.scale).softmax(-1), sight.space)
+        require_attention_of([sight], (sight.q @ sight.k.mT * sight.scale).softmax(-1), sight.space)
 
 
 def test_padding_of_others_hides_no_query():
@@ -249,7 +249,7 @@ def test_attention_of_hugging_face_is_seen(kind):
     model.set_attn_implementation("eager")
     weights = model(**given, output_attentions=True).attentions[0].detach()
     within = 1e-6  # some take the softmax in float32
-    see_that_they_are(sights, weights, "head" if kind == "llama" else "model", within)
+    require_attention_of(sights, weights, "head" if kind == "llama" else "model", within)
 
 
 def test_scores_are_what_a_loss_makes_of_more_weight():
