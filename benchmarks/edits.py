@@ -171,8 +171,8 @@ def main():
         "edits",
         f"""{asked.tries:,} short runs (SGD, momentum, AdamW, RMSprop; float32 and float64; weights of 15 to 6,300
 entries), in each of which something is changed once outside of the recorded steps: a bit, a row, the optimiser's state,
-or a gradient by at least 1e-4 of its norm (1e-6 in float64). Of the same runs without a change {false} were marked. Seeds
-{asked.seed} to {asked.seed + asked.tries - 1}.
+or a gradient by at least 1e-4 of its norm (1e-6 in float64). Of the same runs without a change {false} were marked.
+Seeds {asked.seed} to {asked.seed + asked.tries - 1}.
 
 | what is changed | tries | marked | seen in the certificate alone | in silence |
 |---|---|---|---|---|
