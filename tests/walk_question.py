@@ -1,6 +1,7 @@
 """Which functions and files one question passes: ``python tests/walk_question.py`` lists them for SGD and for Adam.
 
-The question is ``memory.attend(model, x).top(5, layer="0")`` to a memory that was just opened.
+The question is ``memory.attend(model, x).top(5, layer="0")`` to a memory that was just opened. Its hops are
+the functions that hand it on to another file, as in ``tests/walks.py``: a reader has to follow them there.
 """
 
 import sys
@@ -14,11 +15,43 @@ from typing import Any
 import torch
 from helpers import batches, mlp, trained
 from torch import nn, optim
+from walks import Hop, Tracer, crossing
 
 import dualform
 
 SOURCE = str(Path(dualform.__file__).parent) + "/"
 COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>")
+
+
+ASIDE = (
+    "record/hooks/",
+    "record/layers/",
+    "explain/weights/model_identity.py",
+    "explain/query/model_shadow.py",
+    "explain/query/object_references.py",
+    "store/cache.py",
+    "store/fingerprint_table.py",
+    "store/format/fingerprint.py",
+    "store/inference_mode.py",
+    "store/snapshots.py",
+    "store/step_table.py",
+    "rules/",
+    "types.py",
+    "progress.py",
+)
+"""Checks (is it this model?), the copy of the model that is asked, hooks of layer kinds, caches and look-ups."""
+
+
+def hops_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) -> list[Hop]:
+    """The functions that hand a question on to another file, in a memory that has been asked before."""
+    model, tracer = mlp(4, 6, 3), Tracer()
+    run = trained(path, model, optimizer(model), batches(4, 5, 4, 3))
+    memory, x = dualform.open(path), run.inputs[:2]
+    with tracer.installed():
+        for tracer.on in (False, True):
+            memory.attend(model, x).top(5, layer="0")
+        tracer.on = False
+    return crossing(tracer.calls, [hop for hop in tracer.calls if not hop.file.startswith(ASIDE)])
 
 
 def walk(question: Callable[[], Any]) -> list[tuple[str, str]]:
@@ -72,6 +105,11 @@ def main() -> None:
             first, second = walks_of_top(optimizer, Path(folder) / "memory")
         show(f"{optimizer.__name__}, first question", first)
         show(f"{optimizer.__name__}, second question", second)
+        with tempfile.TemporaryDirectory() as folder:
+            show(
+                f"{optimizer.__name__}, hops",
+                [(hop.file, hop.function) for hop in hops_of_top(optimizer, Path(folder) / "memory")],
+            )
 
 
 if __name__ == "__main__":

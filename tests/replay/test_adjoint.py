@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
         self.recurrent, self.out = kind(D, 6, batch_first=True), nn.Linear(6, C)
 

@@ -166,12 +166,20 @@ class ShardWriter:
                 del shard
 
     def _write(self, shard: PendingShard) -> None:
-        """Write the files of a shard, then the manifest that lists them."""
+        """Write the files of a shard (slots, snapshots, tables), then the manifest that lists them."""
         files = {}
         if slots := _slot_tensors(shard):
             name = f"shards/{shard.number:06d}.safetensors"
             files[name] = write_tensors(self.folder / name, slots, paged=True)
-        files |= write_tables(self.folder, shard)
+        if shard.snapshots:
+            name = f"snapshots/{shard.number:06d}.safetensors"
+            files[name] = write_tensors(self.folder / name, {key: [tensor] for key, tensor in shard.snapshots.items()})
+        tables = {} if shard.replaces else {"calls": calls_table(shard.calls), "steps": steps_table(shard.steps)}
+        if shard.visits:
+            tables["visits"] = visits_table(shard.visits)
+        for kind, table in tables.items():
+            name = f"{kind}/{shard.number:06d}.parquet"
+            files[name] = write_parquet(self.folder / name, table)
         ledger = None if shard.ledger is None else write_ledger(self.folder, shard.last, shard.ledger)
         before, self.manifest = self.manifest, with_shard(self.manifest, shard, files, ledger)
         self.manifest.save(self.folder)
@@ -185,21 +193,6 @@ def _lower_priority() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def write_tables(folder: Path, shard: PendingShard) -> dict[str, FileEntry]:
-    """Write the snapshots and tables of a shard, but not its slots."""
-    files = {}
-    if shard.snapshots:
-        name = f"snapshots/{shard.number:06d}.safetensors"
-        files[name] = write_tensors(folder / name, {name: [tensor] for name, tensor in shard.snapshots.items()})
-    tables = {} if shard.replaces else {"calls": calls_table(shard.calls), "steps": steps_table(shard.steps)}
-    if shard.visits:
-        tables["visits"] = visits_table(shard.visits)
-    for kind, table in tables.items():
-        name = f"{kind}/{shard.number:06d}.parquet"
-        files[name] = write_parquet(folder / name, table)
-    return files
 
 
 def with_shard(
