@@ -68,7 +68,7 @@ def paths() -> str:
         "## E1 and E2: paths in the plane",
         "**Claim.** The path W(k) z turns towards the ray W_mm z of the separating matrix. If W is trained, this is the matrix of smallest Frobenius norm; if K and Q are trained, that of smallest nuclear norm.",
         "**Run.** Two inputs in the plane, labels +1, 2,000 steps of length 0.1 from W = 0 (or Q = 0 and K = 0.1·N(0, 1), with the weight decay of the released code). "
-        "E1: 5 tokens drawn from 0.5·N(0, I); token 0 is placed at (1, ±0.5), the others are shifted by (−1, 0). E2: 3 tokens drawn from 0.3·N(0, I); token 0 is shifted by (1, 0), the others by (−1, 0). This is our interpretation of the data. "
+        "E1: 5 tokens drawn from 0.5·N(0, I); token 0 is placed at (1, ±0.5), the others are shifted by (−1, 0). E2: 3 tokens drawn from 0.3·N(0, I); token 0 is shifted by (1, 0), the others by (−1, 0) (the latter is our interpretation). "
         "Queries and the head are random unit vectors. The released code uses seeds 3 and 1 of its own generator, so our data differ. We train on 100 data sets "
         "and count all of them. The figures show the first data set in which token 0 is best for both inputs, all paths end within 4 degrees of their rays, and the rays to be distinguished "
         "(of both inputs in E1, of both norms in E2) are at least 8 degrees apart: " + "; ".join(shown_trials) + ".",
@@ -232,7 +232,7 @@ def outcomes() -> str:
         table(head, near),
         figure("outcomes", "E4: outcomes by width"),
         f"**Reading.** The share of runs that select only best tokens rises with d and falls with n, as claimed. It is within {largest_difference:.0f} points of the independent measurement everywhere; in {beyond} of {len(compared)} cells it differs by more than two standard errors of the difference (by chance alone, one cell in twenty would). From d = 5 on, at least "
-        f"{percent(min(row['locally_optimal'] for row in wide))} % of the runs end at a locally optimal selection. At every n and d, at least {percent(min(row['feasible'] for rows in by_n.values() for row in rows))} % of the selections have a separating matrix. "
+        f"{percent(min(row['locally_optimal'] for row in wide))} % of the runs end at a locally optimal selection. The lowest share of selections with a separating matrix, over all n and d, is {percent(min(row['feasible'] for rows in by_n.values() for row in rows))} %. "
         "But only at small n and large d are all other tokens support tokens, and this is far rarer than selecting the best tokens. So that condition does not explain the rise by itself."
         + (f" Starting from W = 0 on the same trials changes the share by {min(moved):+.0f} to {max(moved):+.0f} points." if moved else ""),
     )  # fmt: skip

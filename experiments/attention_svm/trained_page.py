@@ -112,7 +112,7 @@ def trained_reading(results: dict[str, dict[str, Any]]) -> str:
     count = {name: len(result["last"]) for name, result in results.items()}
     best = max(row["efficiency"] for result in results.values() for row in result["last"])
     sharp = [row["sharp"] for result in results.values() for row in result["last"] if row["sharp"] is not None]
-    shares = "; ".join(f"{above[name]} of {count[name]} heads on {name}" for name in results)
+    shares = " and ".join(f"{above[name]} of {count[name]} heads on {name}" for name in results)
     text = (
         f"**Reading.** Training moves the heads towards the separating matrices of the tokens they select, but not far: the cosine is above those of all random matrices for {shares}. "
         f"The margin behaves differently: over all queries, the efficiency is at most {best:.1e}, where the layer of the theory reaches 0.9 and more, and it hardly differs from that of random matrices. These heads are soft: some query is always undecided, and the smallest margin is that of the most undecided one. "
