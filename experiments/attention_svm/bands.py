@@ -1,4 +1,4 @@
-"""The bands that results must lie in, each with what was found. The page shows them, a test holds them."""
+"""The bands that results must lie in, each with its measured value. The page lists them and a test checks them."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from .settings import EXPERIMENTS
 
 
 class Band(NamedTuple):
-    """A number and the range it should be in; ``check`` is the number of the acceptance check."""
+    """A value and the range it should lie in; ``check`` is the number of the acceptance check."""
 
     check: int
     what: str
@@ -20,29 +20,29 @@ class Band(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it lies in its range."""
+        """Whether the value lies in its range."""
         return self.low <= self.value <= self.high
 
     @property
     def range(self) -> str:
-        """In words."""
+        """The range in words."""
         if math.isinf(self.high):
             return f"at least {self.low:g}"
         return f"at most {self.high:g}" if math.isinf(self.low) else f"{self.low:g} to {self.high:g}"
 
 
 def bands() -> list[Band]:
-    """All bands whose results are kept."""
+    """All bands for which results are kept."""
     return [*local(), *stable(), *outcomes(), *ranks(), *nonlinear()]
 
 
 def local() -> Iterator[Band]:
-    """Check 13: matched pairs, the others, and whether the softmax is saturated; every variant of 2,000 steps."""
+    """Check 13: matched pairs, mismatched pairs and softmax saturation, for every variant of 2,000 steps."""
     for variant in ("released", "cross-decay", "cross", "self-decay", "self"):
-        if (given := found("local", variant)) is None:
+        if (result := found("local", variant)) is None:
             continue
         for name, own in (("W", "frobenius"), ("KQ", "nuclear")):
-            last: dict[str, Any] = list(given[name]["shown"].values())[-1]
+            last: dict[str, Any] = list(result[name]["shown"].values())[-1]
             for norm in ("frobenius", "nuclear"):
                 low, high = (0.985, 1.0) if norm == own else (0.80, 0.91)
                 yield Band(13, f"{variant}: {name} with {norm}", last[norm]["mean"], low, high)
@@ -51,15 +51,15 @@ def local() -> Iterator[Band]:
 
 def stable() -> Iterator[Band]:
     """Check 14: the stable gradient at 5,000 steps."""
-    if (given := found("local", "long")) and (seen := given["W"]["shown"].get("5000")):
+    if (result := found("local", "long")) and (seen := result["W"]["shown"].get("5000")):
         yield Band(14, "W with frobenius at 5,000 steps", seen["frobenius"]["mean"], 0.9995, 1.0)
         yield Band(14, "margin efficiency at 5,000 steps", seen["efficiency_frobenius"]["mean"], 0.97, 1.0)
 
 
 def outcomes() -> Iterator[Band]:
     """Check 15: the share of global outcomes over widths at n = 6, and over n at width 5."""
-    given = {n: each for n in (2, 4, 6, 10) if (each := found("outcomes", f"n-{n}"))}
-    share = {(n, row["d"]): row["global"] for n, each in given.items() for row in each["widths"]}
+    results = {n: result for n in (2, 4, 6, 10) if (result := found("outcomes", f"n-{n}"))}
+    share = {(n, row["d"]): row["global"] for n, result in results.items() for row in result["widths"]}
     for d, low, high in ((3, 0.0, 0.40), (6, 0.60, 0.80), (15, 0.88, 1.0)):
         if (6, d) in share:
             yield Band(15, f"global share, n = 6, d = {d}", share[6, d], low, high)
@@ -79,13 +79,13 @@ def ranks() -> Iterator[Band]:
 def nonlinear() -> Iterator[Band]:
     """Check 18: the order of the three predictions at d = 4 and 6, and saturated trials."""
     for variant in EXPERIMENTS["nonlinear"]:
-        given = found("nonlinear", variant)
-        if given is None or not given["formula"]["trials"]:
+        result = found("nonlinear", variant)
+        if result is None or not result["formula"]["trials"]:
             continue
-        formula, direction, token = (given[name]["mean"] for name in ("formula", "direction", "token"))
-        if given["d"] in (4, 6):
-            yield Band(18, f"accepted trials, {variant}", given["formula"]["trials"], 50)
+        formula, direction, token = (result[name]["mean"] for name in ("formula", "direction", "token"))
+        if result["d"] in (4, 6):
+            yield Band(18, f"accepted trials, {variant}", result["formula"]["trials"], 50)
             yield Band(18, f"direction only, less both parts, {variant}", direction - formula, 0.0)
             yield Band(18, f"single token, less direction only, {variant}", token - direction, 0.0)
-        if given["saturated"]["trials"]:
-            yield Band(18, f"saturated trials, mean, {variant}", given["saturated"]["mean"], 0.0, 0.006)
+        if result["saturated"]["trials"]:
+            yield Band(18, f"saturated trials, mean, {variant}", result["saturated"]["mean"], 0.0, 0.006)

@@ -1,4 +1,4 @@
-"""The figures, drawn of what is kept of the runs: no run is needed to draw them again."""
+"""Draws the figures from the kept results, so no run is needed to redraw them."""
 
 import math
 from functools import partial
@@ -35,7 +35,7 @@ def draw_all() -> None:
 
 
 def panels(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A row of axes."""
+    """A figure with one row of axes."""
     drawn, axes = plt.subplots(1, count, figsize=(width, height), layout="constrained", squeeze=False, **options)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
@@ -43,7 +43,7 @@ def panels(count: int, width: float, height: float, **options: Any) -> tuple[Fig
 
 
 def inwards(point: list[float], scale: float) -> tuple[float, float]:
-    """The same direction with a logarithm of the length: rays stay rays, and the bends near zero can be seen."""
+    """Rescale a point's length logarithmically: rays stay rays, and bends near zero become visible."""
     size = math.hypot(*point)
     factor = scale * math.log1p(size) / size if size else 0.0
     return point[0] * factor, point[1] * factor
@@ -75,7 +75,7 @@ def separation() -> Figure | None:
 
 
 def two_norms() -> Figure | None:
-    """E2: four paths and four rays, one panel a query."""
+    """E2: four paths and four rays, one panel per query."""
     given = found("paths", "two-norms")
     if given is None or given["drawn"] is None:
         return None
@@ -116,7 +116,7 @@ def _half_margin(axis: Axes, token: list[float], ray: list[float], colour: str) 
 
 
 def local() -> Figure | None:
-    """E3: saturation, and correlations when W and when K and Q are trained; with decay solid, without dashed."""
+    """E3: saturation, and correlations when W or K and Q are trained; solid with decay, dashed without."""
     given = {variant: each for variant in ("cross-decay", "cross") if (each := found("local", variant))}
     if not given:
         return None
@@ -142,7 +142,7 @@ def local() -> Figure | None:
 
 
 def outcomes() -> Figure | None:
-    """E4: bars of the three outcomes, a panel for each n."""
+    """E4: bars of the three outcomes, one panel per n."""
     given = {n: each["widths"] for n in OUTCOMES if (each := found("outcomes", f"n-{n}"))}
     if not given:
         return None
@@ -166,7 +166,7 @@ def outcomes() -> Figure | None:
 
 
 def ranks() -> Figure | None:
-    """E5: mean rank over widths; three curves, a panel for each n and T."""
+    """E5: mean rank over widths; three curves, one panel per n and T."""
     given = {name: each["widths"] for name in EXPERIMENTS["ranks"] if (each := found("ranks", name))}
     if not given:
         return None
@@ -192,7 +192,7 @@ def ranks() -> Figure | None:
 
 
 def nonlinear() -> Figure | None:
-    """E6: means and medians of three predictions, and how near the formula is as masked tokens vanish."""
+    """E6: means and medians of three predictions, and the formula's error against the largest masked weight."""
     given = {d: each for d in NONLINEAR_PLOT if (each := found("nonlinear", f"d-{d}"))}
     if not given:
         return None
@@ -220,7 +220,7 @@ def nonlinear() -> Figure | None:
 
 
 def quadratic() -> Figure | None:
-    """E7: tokens over λ, trained and by the formula; and the three predictions."""
+    """E7: selected tokens over λ, trained and predicted, and the three predictions."""
     given = found("quadratic", "orthonormal")
     if given is None:
         return None
@@ -251,11 +251,11 @@ MOMENTS = {
     "cosine": "cosine with what separates",
     "effective rank": "effective rank",
 }
-"""What is drawn of a trained transformer, and what it is called."""
+"""Quantities drawn for a trained transformer, with their labels."""
 
 
 def trained(variant: str) -> Figure | None:
-    """Every head of a transformer through its training: a row of axes for each layer, grey for random matrices."""
+    """Every head of a transformer through training: one row of axes per layer, random matrices in grey."""
     given = found("trained", variant)
     if given is None:
         return None

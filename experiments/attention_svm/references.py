@@ -1,7 +1,7 @@
-"""Numbers of others that ours stand beside, with where each comes from. None of them is quoted from the paper's text.
+"""Reference values shown next to ours, with their sources. None of them is quoted from the text of the paper.
 
-PLOT       read off the figures stored with the authors' released code: about so much
-MEASURED   an independent measurement, made by a re-implementation in NumPy of its own
+PLOT       read off the figures stored with the authors' released code; approximate
+MEASURED   an independent measurement, made with a separate NumPy re-implementation
 """
 
 PLOT, MEASURED = "stored plot", "independent measurement"
@@ -12,11 +12,11 @@ LOCAL = {
     ("KQ", "frobenius"): {PLOT: "–", MEASURED: "0.855 ± 0.047"},
     ("KQ", "nuclear"): {PLOT: "–", MEASURED: "0.996 ± 0.007 at 1,000"},
 }
-"""E3: correlations when W, or K and Q, are trained. The independent measurement used a gradient that cancels."""
+"""E3: correlations when W is trained, or K and Q are. The independent measurement used a gradient that cancels."""
 LOCAL_BOTH, LOCAL_BEST = "0.855 ± 0.046", {"W": 68, "KQ": 77}
-"""E3: correlation of the two separating matrices, and per cent of trials that select the best tokens; measured."""
+"""E3: correlation of the two separating matrices, and percentage of trials that select the best tokens; measured."""
 LOCAL_SATURATED = {"W": 300, "KQ": 100}
-"""E3: steps by which the softmax is near 1; stored plot."""
+"""E3: number of steps after which the largest softmax weight is near 1; stored plot."""
 LONG = {1000: (0.9940, 0.91), 2000: (0.9985, 0.96), 5000: (0.9997, 0.985), 20_000: (0.99998, 0.996)}
 """E3 with the gradient that does not cancel: correlation and margin efficiency of W by steps; measured."""
 
@@ -26,9 +26,9 @@ OUTCOMES = {
     6: (17, 31, 52, 62, 70, 77, 84, 95, 97, 93),
     10: (2, 5, 10, 17, 27, 51, 57, 79, 93, 92),
 }
-"""E4: per cent of runs whose every selected token is the best, by n over the widths; measured."""
+"""E4: percentage of runs in which every selected token is the best, by n, over the widths; measured."""
 ALL_SUPPORT = {(2, 5): 1, (2, 10): 2, (2, 15): 10, (2, 20): 21, (2, 30): 46}
-"""E4: per cent of runs with all tokens support; at n = 10 at most 1. Measured."""
+"""E4: percentage of runs in which all other tokens are support tokens; at most 1 for n = 10. Measured."""
 
 RANKS = {
     (5, 10): (5.0, 5.0, 2.5),
@@ -37,7 +37,7 @@ RANKS = {
     (15, 15): (15.0, 13.3, 4.9),
     (15, 20): (15.0, 14.9, 4.7),
 }
-"""E5, T = 5: mean rank of Frobenius, nuclear the published way, nuclear accurate, by n and d; measured, 10 trials."""
+"""E5, T = 5: mean ranks by n and d (Frobenius; nuclear, published method; nuclear, accurate); measured, 10 trials."""
 RANK_PLOT = {(15, 4): "1.4", (5, 2): "1.35"}
 """E5, T = 5: points of the stored plot where many trials are infeasible."""
 
@@ -49,4 +49,4 @@ NONLINEAR_MEASURED = {
 NONLINEAR_MEDIANS = {4: 0.007, 6: 0.003, 8: 0.0023, 10: 0.0024}
 """E6: medians of the two parts; measured."""
 NONLINEAR_TRIED = {4: (100, 517), 6: (100, 977), 8: (60, 1120), 10: (60, 3156)}
-"""E6: trials that were accepted, and tried; measured."""
+"""E6: numbers of accepted and of tried trials; measured."""

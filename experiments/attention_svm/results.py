@@ -1,4 +1,4 @@
-"""Results of the run folders, kept with the code; the figures are drawn of them."""
+"""Results copied from the run folders and kept with the code; the page and its figures are made from them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,5 +9,5 @@ ARCHIVE = Archive(Path(__file__).parent / "results", DOCS / "images" / "attentio
 
 
 def found(experiment: str, variant: str) -> dict[str, Any] | None:
-    """What the first seed of a variant found, if it is kept."""
+    """Result of the first seed of a variant, or None if it is not kept."""
     return next((result.files["found"] for result in ARCHIVE.kept(experiment) if result.variant == variant), None)

@@ -1,4 +1,4 @@
-"""Random trials, the tokens that are best in them, and what a trained W is held against."""
+"""Random trials, their best tokens, and the quantities that a trained W is compared with."""
 
 import math
 import statistics
@@ -15,11 +15,11 @@ from dualform.svm.dynamics.output_heads import LinearHead
 from dualform.svm.separation.separation import Norm
 
 TOLERANCE: dict[Norm, float] = {"frobenius": 1e-8, "nuclear": 1e-5}
-"""Relative gaps that separating matrices are solved to."""
+"""Relative gaps to which separating matrices are solved."""
 
 
 def generator(*seeds: int) -> Generator:
-    """Random numbers of their own for each experiment, width and batch."""
+    """A separate random generator for each experiment, width and batch."""
     number = 0
     for seed in seeds:
         number = number * 100_003 + seed
@@ -42,7 +42,7 @@ def signs(random: Generator, *shape: int) -> Tensor:
 
 
 def uniform(random: Generator, trials: int, d: int) -> WeightMatrices:
-    """Weights to begin at, as a linear layer of torch begins."""
+    """Initial weights, distributed as in a linear layer of torch."""
     return (2 * torch.rand(trials, d, d, generator=random, dtype=torch.float64) - 1) / math.sqrt(d)
 
 
@@ -56,17 +56,17 @@ def linear_trials(
 
 
 def scores(samples: DescentSamples, head: LinearHead) -> Float[Tensor, "r n T"]:
-    """γ = Y vᵀx of every token: how good it is to attend to it alone."""
+    """Scores γ = Y vᵀx of all tokens: the value of attending to one token alone."""
     return samples.labels.unsqueeze(-1) * torch.einsum("rntd,rd->rnt", samples.tokens, head.v)
 
 
 def best(samples: DescentSamples, head: LinearHead) -> Int[Tensor, "r n"]:
-    """The token of the largest score."""
+    """The token with the largest score, for each input."""
     return scores(samples, head).argmax(-1)
 
 
 def separations(samples: DescentSamples, chosen: Int[Tensor, "r n"], norm: Norm = "frobenius") -> list[Separation]:
-    """The separating matrix at the chosen tokens, trial by trial."""
+    """The separating matrix for the chosen tokens of each trial."""
     return [
         fit(tokens, queries, each, norm, tolerance=TOLERANCE[norm])
         for tokens, queries, each in zip(samples.tokens, samples.queries, chosen, strict=True)
@@ -74,7 +74,7 @@ def separations(samples: DescentSamples, chosen: Int[Tensor, "r n"], norm: Norm 
 
 
 def matrices(found: Sequence[Separation]) -> WeightMatrices:
-    """All separating matrices; NaN where there is none, so that no number is made of it."""
+    """All separating matrices; NaN where there is none, so that no statistic uses it."""
     d = found[0].problem.tokens.shape[-1]
     none = torch.full((d, d), math.nan, dtype=torch.float64)
     return torch.stack([each.W if each.feasible else none for each in found])
@@ -83,7 +83,7 @@ def matrices(found: Sequence[Separation]) -> WeightMatrices:
 def efficiency(
     samples: DescentSamples, W: WeightMatrices, chosen: Int[Tensor, "r n"], found: Sequence[Separation]
 ) -> Float[Tensor, " r"]:
-    """The smallest margin of W for its norm, as a part of the largest that any W has: at most 1."""
+    """The smallest margin of W relative to its norm, as a fraction of the largest possible: at most 1."""
     given, at = logits(samples, W), chosen.unsqueeze(-1)
     least = (given.gather(-1, at) - given).scatter(-1, at, math.inf).amin((1, 2))
     sizes = torch.linalg.matrix_norm(W, "fro" if found[0].norm == "frobenius" else "nuc")
@@ -92,7 +92,7 @@ def efficiency(
 
 
 def spread_of(values: Tensor | Sequence[float]) -> dict[str, Any]:
-    """Mean and sample deviation over the trials that have a value, and how many these are."""
+    """Mean and sample standard deviation over the trials that have a value, and their number."""
     given = [float(value) for value in values if not math.isnan(float(value))]
     return {
         "mean": statistics.fmean(given) if given else None,
@@ -102,5 +102,5 @@ def spread_of(values: Tensor | Sequence[float]) -> dict[str, Any]:
 
 
 def share(mask: Tensor) -> float:
-    """The part of trials."""
+    """The share of trials."""
     return float(mask.double().mean())
