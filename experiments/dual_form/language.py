@@ -1,4 +1,4 @@
-"""Language models, recorded: trained with Adam as the paper's code does, and explained exactly all the same."""
+"""Record language models trained with Adam, as in the paper's code, and query them."""
 
 import math
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from .texts import batches, read, titles
 
 BEST, SHOWN, WINDOW = 500, 3, 50
 PARTS = 8
-"""Stretches of the training text that the ledger of the output layer tells apart."""
+"""Number of stretches of the training text that the output layer's ledger distinguishes."""
 
 
 def make_model(settings: LanguageSettings) -> LSTMLanguageModel:
@@ -29,7 +29,7 @@ def make_model(settings: LanguageSettings) -> LSTMLanguageModel:
 
 
 def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
-    """Train, recorded; goes on from the last checkpoint if there is one."""
+    """Train with a recorder, resuming from the last checkpoint if there is one."""
     model, text = make_model(settings), read(settings.text)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay)
     saved, state, done = run.folder / "checkpoint.pt", None, 0
@@ -39,7 +39,7 @@ def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         optimizer.load_state_dict(kept["optimizer"])
         torch.set_rng_state(kept["random"])
         state, done = tuple(kept["state"]), kept["step"]
-    wide = settings.text == "wikitext-2"  # 33,278 numbers an error: nobody can keep them
+    wide = settings.text == "wikitext-2"  # 33,278 numbers per error: too many to store
     options: dict[str, Any] = {"keep": {"output": "keys+ledger"}, "by": "part"} if wide else {}
     options |= {"resume": done} if done else {"overwrite": True}
     losses = []
@@ -72,7 +72,7 @@ def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def test_loss(model: LSTMLanguageModel, settings: LanguageSettings) -> float:
-    """The mean loss of a test token, read in one go with the state carried."""
+    """Mean loss per test token; the state is carried through the whole text."""
     model.eval()
     ids, state, total, count = read(settings.text).test[: settings.test_tokens + 1], None, 0.0, 0
     for begin in range(0, len(ids) - 1, 1000):
@@ -85,7 +85,7 @@ def test_loss(model: LSTMLanguageModel, settings: LanguageSettings) -> float:
 
 
 def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
-    """The closest places of the training text for some prompts, in every layer: by slot, by place, by contribution."""
+    """The top places of the training text for each prompt and layer: by slot, by place and by contribution."""
     memory, model, text = dualform.open(run.memory), make_model(settings), read(settings.text)
     memory.load_into(model, progress=False)
     prompts = [(part, begin) for part in ("test", "train") for begin in places(settings, part)]
@@ -117,13 +117,13 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
 
 
 def places(settings: LanguageSettings, part: str) -> list[int]:
-    """Where prompts begin: evenly over the text."""
+    """Start positions of the prompts, evenly spaced over the text."""
     length = len(getattr(read(settings.text), part)) - settings.prompt - 1
     return torch.linspace(length * 0.05, length * 0.95, settings.prompts).long().tolist()
 
 
 def merged(hits: Hits) -> list[tuple[int, int, float]]:
-    """The first places of the best slots, each with how many slots in a row it has, and its largest weight."""
+    """The first places among the top slots, each with its count of consecutive slots and its largest weight."""
     found: list[tuple[int, int, float]] = []
     for hit in hits:
         place = hit.start + hit.position

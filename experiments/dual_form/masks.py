@@ -1,6 +1,6 @@
-"""Past the paper: the mask that it only imagined, and what is left when slots are taken away.
+"""Beyond the paper: mask a task or a class, keep only some of the visits, and explain forgetting.
 
-All of it is direct: a mask takes away what some visits put into the weights, with everything else held fixed.
+All effects are direct: a mask removes what some visits put into the weights and holds everything else fixed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from .settings import ImageSettings
 from .training import make_model, pictures, right, trained
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""Of the visits that are kept."""
+"""Shares of the visits that are kept."""
 
 LAYERS = ("fc1", "fc2", "fc3")
 
 
 def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """After two tasks one after the other: the network without the second, without the first, layer by layer."""
+    """Accuracies after two consecutive tasks with the first or the second masked, in all layers or in some."""
     memory, model = dualform.open(run.memory), make_model(settings)
     switch = settings.phases[0].updates
     then = memory.at(switch)
@@ -58,7 +58,7 @@ def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def mask_classes(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """A network without one class: how often it still gives that answer, and how it does on the other classes."""
+    """For each masked class: how often it is still predicted, and the accuracy on this class and on the others."""
     memory, model, images = dualform.open(run.memory), make_model(settings), pictures(settings.sets[0], settings.small)
     ledger = memory.ledger("label", progress=False)
     lines = []
@@ -79,7 +79,7 @@ def mask_classes(run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Accuracy against the share of visits that are kept: those with the most in the weights, the last ones, any."""
+    """Accuracy against the share of visits kept: the largest, the latest, the earliest or random ones."""
     memory, model, name = dualform.open(run.memory), make_model(settings), settings.sets[0]
     whole = memory.weights(progress=False)
     first = memory.at(0).weights(progress=False)
@@ -104,7 +104,7 @@ def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
 def kept_accuracies(
     memory: dualform.Memory, model: MLP, order: Tensor, name: str, settings: ImageSettings
 ) -> list[float]:
-    """With the first visits of an order alone, more and more of them. A share is added to the one before it."""
+    """Accuracies with the first visits of an order only, for growing shares; each share adds to the one before."""
     ends = torch.tensor([round(share * len(order)) for share in SHARES])
     piece = torch.empty(len(order), dtype=torch.int64)
     piece[order] = torch.searchsorted(ends, torch.arange(len(order)), right=True)
@@ -117,10 +117,10 @@ def kept_accuracies(
 
 
 def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Images of the first task that were right at the switch and are wrong now: which visits took the answer away?
+    """Split the margin of images of the first task that were right at the switch and are wrong at the end.
 
-    The target is the logit of the right class less that of the wrong answer; each layer's part of it is split by phase
-    and class. It is exact for the last layer, and first order through the layers above for the others.
+    The target is the logit of the true class minus that of the predicted one; each layer's part is split by phase
+    and class. The split is exact for the last layer, and first order through the layers above for the others.
     """
     memory, model = dualform.open(run.memory), trained(run, settings)
     images, before = pictures(settings.sets[0]), trained(run, settings, phase=1)
@@ -156,11 +156,11 @@ def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def loaded(model: MLP, weights: Mapping[str, Tensor]) -> MLP:
-    """The same model with other weights."""
+    """The model, with its weights replaced."""
     model.load_state_dict({key: tensor.float() for key, tensor in weights.items()})
     return model
 
 
 def accuracies(model: MLP, settings: ImageSettings, sets: Sequence[str] = ()) -> dict[str, float]:
-    """On every data set."""
+    """Test accuracy on each data set."""
     return {name: right(model, name, settings) for name in sets or settings.sets}

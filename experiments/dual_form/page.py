@@ -103,8 +103,8 @@ def table_one() -> str:
         ),
         f"{verdict} Networks: {counts}. Every total covers all {' or '.join(f'{n:,}' for n in slots)} "
         f"slots of a layer and {votes[0]['test_images']:,} test images. Training, recording and counting took "
-        f"{min(seconds):.0f} to {max(seconds):.0f} s per network, {sum(seconds) / 60:.0f} minutes in all; peak memory of the process was "
-        f"{max(vote['peak_megabytes'] for vote in votes):,} MB, including pages of memory-mapped files.",
+        f"{min(seconds):.0f} to {max(seconds):.0f} s per network, {sum(seconds) / 60:.0f} minutes in all; the process used at most "
+        f"{max(vote['peak_megabytes'] for vote in votes):,} MB of memory, including pages of memory-mapped files.",
     ])  # fmt: skip
 
 
@@ -229,8 +229,8 @@ def masks() -> str:
             parts.append("\n\n".join([
                 f"### {experiment}, {variant}",
                 table(["", *(f"{data_set}, %" for data_set in sets)], rows),
-                f"Read with the coefficients of the switch, the memory changes {changed} of {images:,} predictions of the "
-                f"checkpoint saved at that step (largest logit difference {difference:.1e}).",
+                f"Read with the coefficients of the switch, the memory differs from the checkpoint saved at that step in {changed} of {images:,} "
+                f"predictions (largest logit difference {difference:.1e}).",
             ]))  # fmt: skip
     text = (
         "The paper says that masking the second task *would* recover the first. For the row *first phase, coefficients of the "

@@ -81,7 +81,7 @@ def training_setup(experiment: str) -> str:
     text = read(settings.text)
     symbols = (
         f"{len(text.symbols):,} words, the full vocabulary" if settings.text == "words"
-        else f"{len(text.symbols)} characters, where all that occur fewer than {LEAST} times share one symbol"
+        else f"{len(text.symbols)} characters, with all those that occur fewer than {LEAST} times merged into one"
     )  # fmt: skip
     tokens_read = settings.updates * settings.batch * settings.segment
     return (
@@ -138,7 +138,7 @@ def verdict(experiment: str, names: Sequence[str]) -> str:
         rows,
     ) + (
         "\n\nNetworks with the same seed read the same stretches of text, so differences are taken per seed; the table shows their mean and its 95 % "
-        "confidence interval (Student's t). With so few networks and so many comparisons, some of the differences that exceed their interval are due to chance. "
+        "confidence interval (Student's t). With so few networks and so many comparisons, some of the differences that exceed their interval can be expected to be due to chance. "
         "The results hold for these settings and for networks that have seen little text; nothing more is claimed."
     )
 
@@ -292,7 +292,7 @@ def _plain(text: str) -> str:
 
 HEAD = """# Relative positions and convolutions in attention
 
-A study of Sugiharto, Aradea, Mubarok (2023), *RCMHA: Relative Convolutional Multi-Head Attention for Natural Language Modelling*, arXiv 2308.03429.
+A study of the paper by Sugiharto, Aradea, Mubarok (2023), *RCMHA: Relative Convolutional Multi-Head Attention for Natural Language Modelling*, arXiv 2308.03429.
 `python -m experiments.rcmha.page` writes this page from the run folders of
 
     dualform reproduce rcmha
