@@ -22,7 +22,7 @@ PARTS = 8
 
 
 def make_model(settings: LanguageSettings) -> LSTMLanguageModel:
-    """An untrained network; with the seed of the settings always the same one."""
+    """An untrained network, determined by the seed of the settings."""
     torch.manual_seed(settings.seed)
     tokens = len(read(settings.text).tokens)
     return LSTMLanguageModel(tokens, settings.hidden, embedding=settings.embedding, dropout=settings.dropout)
@@ -92,11 +92,11 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
     rows = torch.stack([getattr(text, part)[begin : begin + settings.prompt] for part, begin in prompts])
     spot = memory.attend(model, rows)
     said = spot.prediction[0][:, -1].argmax(1)
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for (part, begin), row, answer in zip(prompts, rows, said.tolist(), strict=True):
         true = int(getattr(text, part)[begin + settings.prompt])
         about = {"part": part, "prompt": text.words(row), "next": text.tokens[true], "said": text.tokens[answer]}
-        found.append({**about, "layers": {}})
+        answers.append({**about, "layers": {}})
     articles = titles() if settings.text == "wikitext-2" else []
     for layer in (name for name in memory.layers if name != "embedding"):
         slots = spot.top(BEST, layer=layer, score="abs", position=-1, progress=False)
@@ -104,7 +104,7 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         best = sums.values.topk(SHOWN, dim=1)
         booked = memory.store.layer(layer)[0].in_ledger
         pulls = None if booked else spot.top(SHOWN, layer=layer, position=-1, progress=False)
-        for i, each in enumerate(found):
+        for i, each in enumerate(answers):
             slot = [passage(text, place, articles) | {"times": n, "weight": w} for place, n, w in merged(slots[i])]
             where = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
             place = [passage(text, sum(sums.names[j]), articles) | {"total": total} for j, total in where]
@@ -113,7 +113,7 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
                 for hit in (pulls[i] if pulls is not None else ())
             ]
             each["layers"][layer] = {"by slot": slot, "by place": place, "by contribution": pull}
-    return {"prompts": found}
+    return {"prompts": answers}
 
 
 def places(settings: LanguageSettings, part: str) -> list[int]:
@@ -124,16 +124,16 @@ def places(settings: LanguageSettings, part: str) -> list[int]:
 
 def merged(hits: Hits) -> list[tuple[int, int, float]]:
     """The first places among the top slots, each with its count of consecutive slots and its largest weight."""
-    found: list[tuple[int, int, float]] = []
+    top_places: list[tuple[int, int, float]] = []
     for hit in hits:
         place = hit.start + hit.position
-        if found and found[-1][0] == place:
-            found[-1] = place, found[-1][1] + 1, found[-1][2]
+        if top_places and top_places[-1][0] == place:
+            top_places[-1] = place, top_places[-1][1] + 1, top_places[-1][2]
         else:
-            found.append((place, 1, abs(hit.weight)))
-        if len(found) > SHOWN:
+            top_places.append((place, 1, abs(hit.weight)))
+        if len(top_places) > SHOWN:
             break
-    return found[:SHOWN]
+    return top_places[:SHOWN]
 
 
 def passage(text: Any, place: int, articles: list[tuple[int, str]]) -> dict[str, Any]:

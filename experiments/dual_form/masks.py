@@ -33,7 +33,7 @@ def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
         changed = int((at_switch(first.test_x).argmax(1) != checkpoint(first.test_x).argmax(1)).sum())
         off = float((at_switch(first.test_x) - checkpoint(first.test_x)).abs().max())
     ledger = memory.ledger("phase", progress=False)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "switch": {"predictions changed": changed, "images": len(first.test_y), "largest logit difference": off},
         "accuracy": {
             "as trained": accuracies(trained(run, settings), settings),
@@ -53,8 +53,8 @@ def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
             + sum(ledger[phase][key] for phase in ledger if phase != masked or key.split(".")[0] not in layers)
             for key, part in ledger.initial.items()
         }
-        found["accuracy"][name] = accuracies(loaded(model, weights), settings)
-    return found
+        result["accuracy"][name] = accuracies(loaded(model, weights), settings)
+    return result
 
 
 def mask_classes(run: Run, settings: ImageSettings) -> dict[str, Any]:
@@ -95,10 +95,10 @@ def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
         "earliest": torch.arange(len(sizes)),
         "random": random.argsort(),
     }
-    found = {order: kept_accuracies(memory, model, places, name, settings) for order, places in orders.items()}
+    accuracy = {order: kept_accuracies(memory, model, places, name, settings) for order, places in orders.items()}
     total = sizes.sort(descending=True).values.cumsum(0) / sizes.sum()
     carried = {str(share): float(total[max(0, int(share * len(total)) - 1)]) for share in SHARES}
-    return {"shares": list(SHARES), "accuracy": found, "share of all sizes in the largest": carried}
+    return {"shares": list(SHARES), "accuracy": accuracy, "share of all sizes in the largest": carried}
 
 
 def kept_accuracies(
@@ -109,11 +109,11 @@ def kept_accuracies(
     piece = torch.empty(len(order), dtype=torch.int64)
     piece[order] = torch.searchsorted(ends, torch.arange(len(order)), right=True)
     ledger = memory.ledger(piece.tolist(), progress=False)
-    found, weights = [], dict(ledger.initial)
+    kept, weights = [], dict(ledger.initial)
     for group in sorted(ledger):
         weights = {key: part + ledger[group][key] for key, part in weights.items()}
-        found.append(right(loaded(model, weights), name, settings))
-    return found
+        kept.append(right(loaded(model, weights), name, settings))
+    return kept
 
 
 def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
     def margin(logits: Tensor) -> Tensor:
         return logits[rows, true] - logits[rows, now]
 
-    found: dict[str, Any] = {"lost": int(lost.sum()), "images": len(lost), "layers": {}}
+    result: dict[str, Any] = {"lost": int(lost.sum()), "images": len(lost), "layers": {}}
     for layer in LAYERS if len(true) else ():
         spot = memory.attend(model, x, target=margin)
         phases = spot.by("phase", layer=layer, progress=False)
@@ -145,14 +145,14 @@ def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
             (groups.values + groups.bias)[i, groups.names.index(f"{settings.sets[1]} {int(label)}")].item()
             for i, label in enumerate(now)
         ]
-        found["layers"][layer] = {
+        result["layers"][layer] = {
             "initial": float(phases.initial.mean()),
             "phases": dict(zip(map(str, phases.names), (phases.values + phases.bias).mean(0).tolist(), strict=True)),
             "whole": float(phases.total.mean()),
             "groups": dict(zip(groups.names, means, strict=True)),
             "second task, class of the wrong answer": sum(same) / len(same),
         }
-    return found
+    return result
 
 
 def loaded(model: MLP, weights: Mapping[str, Tensor]) -> MLP:

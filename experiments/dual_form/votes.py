@@ -29,7 +29,7 @@ def count_votes(run: Run, settings: ImageSettings) -> dict[str, Any]:
     spot = memory.attend(model, x)
     said = spot.prediction.argmax(1)
     counts = torch.bincount(torch.tensor(memory.visits["label"].to_pylist()), minlength=10).double()
-    found: dict[str, Any] = {"test_images": len(y), "right": float((said == y).double().mean()), "layers": {}}
+    result: dict[str, Any] = {"test_images": len(y), "right": float((said == y).double().mean()), "layers": {}}
     untrained = class_sums(settings)
     for layer, number in LAYERS.items():
         total = spot.by("label", layer=layer, score="abs", progress=False).values
@@ -45,11 +45,11 @@ def count_votes(run: Run, settings: ImageSettings) -> dict[str, Any]:
         }
         if layer == max(LAYERS):  # the only layer where a contribution to a logit is exact
             totals["contribution of each class to its own logit"] = own_pulls(memory, model, x, layer)
-        found["layers"][str(number)] = {name: shares(values.argmax(1), said, y) for name, values in totals.items()}
+        result["layers"][str(number)] = {name: shares(values.argmax(1), said, y) for name, values in totals.items()}
         assert to_said.residual is not None and to_said.total is not None
-        found["layers"][str(number)]["residual"] = float(to_said.residual.abs().max())
-        found["layers"][str(number)]["slots"] = memory.store.slots(layer)
-    return found
+        result["layers"][str(number)]["residual"] = float(to_said.residual.abs().max())
+        result["layers"][str(number)]["slots"] = memory.store.slots(layer)
+    return result
 
 
 def shares(votes: Int[Tensor, " n"], said: Int[Tensor, " n"], true: Int[Tensor, " n"]) -> dict[str, float]:
