@@ -1,4 +1,4 @@
-"""Language models, recorded: trained with Adam as the paper's code does, and explained exactly all the same."""
+"""Record language models trained with Adam, as in the paper's code, and query them."""
 
 import math
 from bisect import bisect_right
@@ -18,18 +18,18 @@ from .texts import batches, read, titles
 
 BEST, SHOWN, WINDOW = 500, 3, 50
 PARTS = 8
-"""Stretches of the training text that the ledger of the output layer tells apart."""
+"""Number of stretches of the training text that the output layer's ledger distinguishes."""
 
 
 def make_model(settings: LanguageSettings) -> LSTMLanguageModel:
-    """An untrained network; with the seed of the settings always the same one."""
+    """An untrained network, determined by the seed of the settings."""
     torch.manual_seed(settings.seed)
     tokens = len(read(settings.text).tokens)
     return LSTMLanguageModel(tokens, settings.hidden, embedding=settings.embedding, dropout=settings.dropout)
 
 
 def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
-    """Train, recorded; goes on from the last checkpoint if there is one."""
+    """Train with a recorder, resuming from the last checkpoint if there is one."""
     model, text = make_model(settings), read(settings.text)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay)
     saved, state, done = run.folder / "checkpoint.pt", None, 0
@@ -39,7 +39,7 @@ def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         optimizer.load_state_dict(kept["optimizer"])
         torch.set_rng_state(kept["random"])
         state, done = tuple(kept["state"]), kept["step"]
-    wide = settings.text == "wikitext-2"  # 33,278 numbers an error: nobody can keep them
+    wide = settings.text == "wikitext-2"  # 33,278 numbers per error: too many to store
     options: dict[str, Any] = {"keep": {"output": "keys+ledger"}, "by": "part"} if wide else {}
     options |= {"resume": done} if done else {"overwrite": True}
     losses = []
@@ -72,7 +72,7 @@ def train(run: Run, settings: LanguageSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def test_loss(model: LSTMLanguageModel, settings: LanguageSettings) -> float:
-    """The mean loss of a test token, read in one go with the state carried."""
+    """Mean loss per test token; the state is carried through the whole text."""
     model.eval()
     ids, state, total, count = read(settings.text).test[: settings.test_tokens + 1], None, 0.0, 0
     for begin in range(0, len(ids) - 1, 1000):
@@ -85,18 +85,18 @@ def test_loss(model: LSTMLanguageModel, settings: LanguageSettings) -> float:
 
 
 def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
-    """The closest places of the training text for some prompts, in every layer: by slot, by place, by contribution."""
+    """The top places of the training text for each prompt and layer: by slot, by place and by contribution."""
     memory, model, text = dualform.open(run.memory), make_model(settings), read(settings.text)
     memory.load_into(model, progress=False)
     prompts = [(part, begin) for part in ("test", "train") for begin in places(settings, part)]
     rows = torch.stack([getattr(text, part)[begin : begin + settings.prompt] for part, begin in prompts])
     spot = memory.attend(model, rows)
     said = spot.prediction[0][:, -1].argmax(1)
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for (part, begin), row, answer in zip(prompts, rows, said.tolist(), strict=True):
         true = int(getattr(text, part)[begin + settings.prompt])
         about = {"part": part, "prompt": text.words(row), "next": text.tokens[true], "said": text.tokens[answer]}
-        found.append({**about, "layers": {}})
+        answers.append({**about, "layers": {}})
     articles = titles() if settings.text == "wikitext-2" else []
     for layer in (name for name in memory.layers if name != "embedding"):
         slots = spot.top(BEST, layer=layer, score="abs", position=-1, progress=False)
@@ -104,7 +104,7 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         best = sums.values.topk(SHOWN, dim=1)
         booked = memory.store.layer(layer)[0].in_ledger
         pulls = None if booked else spot.top(SHOWN, layer=layer, position=-1, progress=False)
-        for i, each in enumerate(found):
+        for i, each in enumerate(answers):
             slot = [passage(text, place, articles) | {"times": n, "weight": w} for place, n, w in merged(slots[i])]
             where = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
             place = [passage(text, sum(sums.names[j]), articles) | {"total": total} for j, total in where]
@@ -113,27 +113,27 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
                 for hit in (pulls[i] if pulls is not None else ())
             ]
             each["layers"][layer] = {"by slot": slot, "by place": place, "by contribution": pull}
-    return {"prompts": found}
+    return {"prompts": answers}
 
 
 def places(settings: LanguageSettings, part: str) -> list[int]:
-    """Where prompts begin: evenly over the text."""
+    """Start positions of the prompts, evenly spaced over the text."""
     length = len(getattr(read(settings.text), part)) - settings.prompt - 1
     return torch.linspace(length * 0.05, length * 0.95, settings.prompts).long().tolist()
 
 
 def merged(hits: Hits) -> list[tuple[int, int, float]]:
-    """The first places of the best slots, each with how many slots in a row it has, and its largest weight."""
-    found: list[tuple[int, int, float]] = []
+    """The first places among the top slots, each with its count of consecutive slots and its largest weight."""
+    top_places: list[tuple[int, int, float]] = []
     for hit in hits:
         place = hit.start + hit.position
-        if found and found[-1][0] == place:
-            found[-1] = place, found[-1][1] + 1, found[-1][2]
+        if top_places and top_places[-1][0] == place:
+            top_places[-1] = place, top_places[-1][1] + 1, top_places[-1][2]
         else:
-            found.append((place, 1, abs(hit.weight)))
-        if len(found) > SHOWN:
+            top_places.append((place, 1, abs(hit.weight)))
+        if len(top_places) > SHOWN:
             break
-    return found[:SHOWN]
+    return top_places[:SHOWN]
 
 
 def passage(text: Any, place: int, articles: list[tuple[int, str]]) -> dict[str, Any]:

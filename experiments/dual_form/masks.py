@@ -1,6 +1,6 @@
-"""Past the paper: the mask that it only imagined, and what is left when slots are taken away.
+"""Beyond the paper: mask a task or a class, keep only some of the visits, and explain forgetting.
 
-All of it is direct: a mask takes away what some visits put into the weights, with everything else held fixed.
+All effects are direct: a mask removes what some visits put into the weights and holds everything else fixed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from .settings import ImageSettings
 from .training import make_model, pictures, right, trained
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""Of the visits that are kept."""
+"""Shares of the visits that are kept."""
 
 LAYERS = ("fc1", "fc2", "fc3")
 
 
 def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """After two tasks one after the other: the network without the second, without the first, layer by layer."""
+    """Accuracies after two consecutive tasks with the first or the second masked, in all layers or in some."""
     memory, model = dualform.open(run.memory), make_model(settings)
     switch = settings.phases[0].updates
     then = memory.at(switch)
@@ -33,7 +33,7 @@ def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
         changed = int((at_switch(first.test_x).argmax(1) != checkpoint(first.test_x).argmax(1)).sum())
         off = float((at_switch(first.test_x) - checkpoint(first.test_x)).abs().max())
     ledger = memory.ledger("phase", progress=False)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "switch": {"predictions changed": changed, "images": len(first.test_y), "largest logit difference": off},
         "accuracy": {
             "as trained": accuracies(trained(run, settings), settings),
@@ -53,12 +53,12 @@ def mask_phases(run: Run, settings: ImageSettings) -> dict[str, Any]:
             + sum(ledger[phase][key] for phase in ledger if phase != masked or key.split(".")[0] not in layers)
             for key, part in ledger.initial.items()
         }
-        found["accuracy"][name] = accuracies(loaded(model, weights), settings)
-    return found
+        result["accuracy"][name] = accuracies(loaded(model, weights), settings)
+    return result
 
 
 def mask_classes(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """A network without one class: how often it still gives that answer, and how it does on the other classes."""
+    """For each masked class: how often it is still predicted, and the accuracy on this class and on the others."""
     memory, model, images = dualform.open(run.memory), make_model(settings), pictures(settings.sets[0], settings.small)
     ledger = memory.ledger("label", progress=False)
     lines = []
@@ -79,7 +79,7 @@ def mask_classes(run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Accuracy against the share of visits that are kept: those with the most in the weights, the last ones, any."""
+    """Accuracy against the share of visits kept: the largest, the latest, the earliest or random ones."""
     memory, model, name = dualform.open(run.memory), make_model(settings), settings.sets[0]
     whole = memory.weights(progress=False)
     first = memory.at(0).weights(progress=False)
@@ -95,32 +95,32 @@ def keep_some(run: Run, settings: ImageSettings) -> dict[str, Any]:
         "earliest": torch.arange(len(sizes)),
         "random": random.argsort(),
     }
-    found = {order: kept_accuracies(memory, model, places, name, settings) for order, places in orders.items()}
+    accuracy = {order: kept_accuracies(memory, model, places, name, settings) for order, places in orders.items()}
     total = sizes.sort(descending=True).values.cumsum(0) / sizes.sum()
     carried = {str(share): float(total[max(0, int(share * len(total)) - 1)]) for share in SHARES}
-    return {"shares": list(SHARES), "accuracy": found, "share of all sizes in the largest": carried}
+    return {"shares": list(SHARES), "accuracy": accuracy, "share of all sizes in the largest": carried}
 
 
 def kept_accuracies(
     memory: dualform.Memory, model: MLP, order: Tensor, name: str, settings: ImageSettings
 ) -> list[float]:
-    """With the first visits of an order alone, more and more of them. A share is added to the one before it."""
+    """Accuracies with the first visits of an order only, for growing shares; each share adds to the one before."""
     ends = torch.tensor([round(share * len(order)) for share in SHARES])
     piece = torch.empty(len(order), dtype=torch.int64)
     piece[order] = torch.searchsorted(ends, torch.arange(len(order)), right=True)
     ledger = memory.ledger(piece.tolist(), progress=False)
-    found, weights = [], dict(ledger.initial)
+    kept, weights = [], dict(ledger.initial)
     for group in sorted(ledger):
         weights = {key: part + ledger[group][key] for key, part in weights.items()}
-        found.append(right(loaded(model, weights), name, settings))
-    return found
+        kept.append(right(loaded(model, weights), name, settings))
+    return kept
 
 
 def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Images of the first task that were right at the switch and are wrong now: which visits took the answer away?
+    """Split the margin of images of the first task that were right at the switch and are wrong at the end.
 
-    The target is the logit of the right class less that of the wrong answer; each layer's part of it is split by phase
-    and class. It is exact for the last layer, and first order through the layers above for the others.
+    The target is the logit of the true class minus that of the predicted one; each layer's part is split by phase
+    and class. The split is exact for the last layer, and first order through the layers above for the others.
     """
     memory, model = dualform.open(run.memory), trained(run, settings)
     images, before = pictures(settings.sets[0]), trained(run, settings, phase=1)
@@ -133,7 +133,7 @@ def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
     def margin(logits: Tensor) -> Tensor:
         return logits[rows, true] - logits[rows, now]
 
-    found: dict[str, Any] = {"lost": int(lost.sum()), "images": len(lost), "layers": {}}
+    result: dict[str, Any] = {"lost": int(lost.sum()), "images": len(lost), "layers": {}}
     for layer in LAYERS if len(true) else ():
         spot = memory.attend(model, x, target=margin)
         phases = spot.by("phase", layer=layer, progress=False)
@@ -145,22 +145,22 @@ def explain_forgetting(run: Run, settings: ImageSettings) -> dict[str, Any]:
             (groups.values + groups.bias)[i, groups.names.index(f"{settings.sets[1]} {int(label)}")].item()
             for i, label in enumerate(now)
         ]
-        found["layers"][layer] = {
+        result["layers"][layer] = {
             "initial": float(phases.initial.mean()),
             "phases": dict(zip(map(str, phases.names), (phases.values + phases.bias).mean(0).tolist(), strict=True)),
             "whole": float(phases.total.mean()),
             "groups": dict(zip(groups.names, means, strict=True)),
             "second task, class of the wrong answer": sum(same) / len(same),
         }
-    return found
+    return result
 
 
 def loaded(model: MLP, weights: Mapping[str, Tensor]) -> MLP:
-    """The same model with other weights."""
+    """The model, with its weights replaced."""
     model.load_state_dict({key: tensor.float() for key, tensor in weights.items()})
     return model
 
 
 def accuracies(model: MLP, settings: ImageSettings, sets: Sequence[str] = ()) -> dict[str, float]:
-    """On every data set."""
+    """Test accuracy on each data set."""
     return {name: right(model, name, settings) for name in sets or settings.sets}

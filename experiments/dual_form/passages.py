@@ -1,4 +1,4 @@
-"""A page of passages: what the language models recall after a prompt."""
+"""Write docs/results/dual-form-passages.md: the training passages that language models attend to after a prompt."""
 
 from typing import Any
 
@@ -7,34 +7,34 @@ from experiments.results import table
 from .results import seeds
 from .settings import EXPERIMENTS, ON_REQUEST
 
-PASSAGES = """# What prompts recall
+PASSAGES = """# Training passages recalled by prompts
 
-The places of the training text that language models attend to most after a prompt, in each layer: the single slots with
-the largest |α| (repeats of one place in a row are counted), the places with the largest Σ|α| over all epochs, and the
-slots that add most to the logit of the network's answer, exactly, under Adam. The token at the place is bold. Where the
-output layer keeps a ledger there are no contributions of slots. Settings and numbers: [the dual form of neural
-networks, reproduced](dual-form.md)."""
+For each prompt and each layer, these tables list the places of the training text that the language model attends to
+most: the single slots with the largest |α| (with a count of consecutive slots at the same place), the places with the
+largest Σ|α| over all epochs, and the slots that add most to the logit of the predicted token, computed exactly under
+Adam. The token at the place is bold. Output layers that keep only a ledger have no contributions per slot. Settings and
+numbers: [the dual form of neural networks, reproduced](dual-form.md)."""
 
 
 def passages() -> str:
-    """A page of what prompts recall."""
+    """Tables of recalled passages for all prompts of all language models."""
     parts = []
     for experiment in ON_REQUEST:
         for variant in EXPERIMENTS[experiment] | ON_REQUEST[experiment]:
             for run in seeds(experiment, variant, "prompts")[:1]:
                 parts.append(f"## {experiment}, {variant}")
-                for number, each in enumerate(run["prompts"]["prompts"], start=1):
-                    parts.append(_prompt(number, each))
+                for number, prompt in enumerate(run["prompts"]["prompts"], start=1):
+                    parts.append(_prompt(number, prompt))
     return "\n\n".join(parts)
 
 
-def _prompt(number: int, each: dict[str, Any]) -> str:
+def _prompt(number: int, prompt: dict[str, Any]) -> str:
     lines = [
-        f"### {number}. From the {each['part']} text",
-        f"> {_plain(each['prompt'])}",
-        f"Next comes {_quoted(each['next'])}, the network says {_quoted(each['said'])}.",
+        f"### {number}. From the {prompt['part']} text",
+        f"> {_plain(prompt['prompt'])}",
+        f"The text continues with {_quoted(prompt['next'])}; the network predicts {_quoted(prompt['said'])}.",
     ]
-    for layer, rankings in each["layers"].items():
+    for layer, rankings in prompt["layers"].items():
         rows = [
             [ranking, place + 1, _passage(hit), _numbers(hit)]
             for ranking, hits in rankings.items()

@@ -1,4 +1,4 @@
-"""Figures 4 to 9: what one test image recalls, class by class, in all three layers; and the closest training images."""
+"""Draw figures 4 to 9: top training images of one test image by class and layer, and the closest ones overall."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ BEST, CLOSEST = 500, 3
 
 
 def chosen(experiment: str, settings: ImageSettings, model: torch.nn.Module) -> tuple[str, int]:
-    """The test image of a figure, the first of its kind: the paper shows a 6, a boot, and a 1 that is misread."""
+    """The test image of a figure, the first of its kind: the paper shows a 6, a boot and a misclassified 1."""
     name, label, wrong = {
         "joint": ("fashion-mnist", 9, False),
         "continual": ("mnist", 1, True),
@@ -32,7 +32,7 @@ def chosen(experiment: str, settings: ImageSettings, model: torch.nn.Module) -> 
 
 
 def draw(experiment: str, run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Draw what one test image recalls, by |α| as the paper does, and by contribution."""
+    """Draw the top training images of one test image, by |α| as in the paper and by contribution."""
     model, memory = trained(run, settings), dualform.open(run.memory)
     name, number = chosen(experiment, settings, model)
     images = pictures(name, settings.small)
@@ -68,7 +68,7 @@ def draw(experiment: str, run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def closest_figure(closest: list[Hits], pixels: Tensor, asked: Tensor) -> Any:
-    """The closest training images of each layer, one row a layer, beside the image that is asked about."""
+    """The closest training images, one row per layer, next to the test image."""
     rows = [hits[0] for hits in closest]
     joined = Hits(
         "of each row", rows[0].score, rows[0].target,
@@ -81,7 +81,7 @@ def closest_figure(closest: list[Hits], pixels: Tensor, asked: Tensor) -> Any:
 
 
 def save(run: Run, name: str, figure: Any) -> list[str]:
-    """As a bitmap and as a drawing."""
+    """Save a figure as PNG and PDF."""
     for kind in ("png", "pdf"):
         figure.savefig(run.figures / f"{name}.{kind}", dpi=200)
     return [f"figures/{name}.png"]

@@ -1,4 +1,4 @@
-"""Results of the run folders, collected: what is small is kept with the code, and pages are made of that."""
+"""Copy the small results of run folders into the repository, and read them for the pages."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ RESULTS, IMAGES = HERE / "results", DOCS / "images" / "dual-form"
 
 @dataclass(frozen=True)
 class Seed:
-    """One run."""
+    """The stored results of one run."""
 
     folder: Path
 
@@ -27,7 +27,7 @@ class Seed:
 
 
 def collect(runs: Path) -> None:
-    """Copy what is small."""
+    """Copy settings, numbers and figures, but no memories."""
     for file in sorted(runs.glob("*/*/seed-*/*.json")):
         if (file.parent / "training.json").exists():
             _copy(file, RESULTS / file.relative_to(runs))
@@ -42,6 +42,6 @@ def _copy(file: Path, place: Path) -> None:
 
 
 def seeds(experiment: str, variant: str, stage: str) -> list[Seed]:
-    """The runs of a variant that have come through a stage."""
-    found = [Seed(folder) for folder in sorted((RESULTS / experiment / variant).glob("seed-*"))]
-    return [seed for seed in found if seed.has(stage)]
+    """The runs of a variant that have completed a stage."""
+    runs = [Seed(folder) for folder in sorted((RESULTS / experiment / variant).glob("seed-*"))]
+    return [seed for seed in runs if seed.has(stage)]

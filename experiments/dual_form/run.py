@@ -15,7 +15,7 @@ from .votes import count_votes
 
 
 def work(experiment: str, run: Run, settings: Settings) -> None:
-    """The stages of an experiment. Figures are drawn of the first network alone."""
+    """The stages of an experiment. Figures are drawn for the first network only."""
     if isinstance(settings, LanguageSettings):
         stages = {"training": partial(language.train, run, settings), "prompts": partial(language.ask, run, settings)}
         run.stages(stages)
@@ -36,7 +36,7 @@ def work(experiment: str, run: Run, settings: Settings) -> None:
 
 
 def reproduce(experiment: str, options: Options) -> None:
-    """Run an experiment: every stage that has its result already is passed over."""
+    """Run an experiment: stages that already have a result are skipped."""
     variants, networks = EXPERIMENTS[experiment] | ON_REQUEST.get(experiment, {}), NETWORKS.get(experiment, 1)
     for run, settings in each_run("dual-form", experiment, options, variants, networks, tiny):
         work(experiment, run, settings)

@@ -1,4 +1,4 @@
-"""What is trained, and how: the settings of Irie, Csordás, Schmidhuber (2022), and smaller ones for two cores."""
+"""Settings of all experiments: those of Irie, Csordás, Schmidhuber (2022), and smaller ones for two cores."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,7 +8,7 @@ IMAGES = ("mnist", "fashion-mnist", "cifar10")
 
 @dataclass(frozen=True)
 class Phase:
-    """Some updates on the images of one data set, or of several that are merged."""
+    """A number of updates on one data set, or on several merged ones."""
 
     sets: tuple[str, ...]
     updates: int
@@ -25,21 +25,21 @@ class ImageSettings:
     learning_rate: float = 3e-3
     momentum: float = 0.9
     clip: float | None = 1.0
-    """The gradient norm is clipped there; the sources leave open whether it was."""
+    """Maximum gradient norm; the sources leave open whether the paper's runs clipped."""
     dtype: Literal["float16", "float32", "float64"] = "float16"
     test_images: int = 10_000
-    """How many are asked about, of each data set."""
+    """Number of test images queried per data set."""
     small: bool = False
-    """Whether a part of CIFAR-10 will do."""
+    """Whether to use the small part of CIFAR-10."""
 
     @property
     def updates(self) -> int:
-        """All of them."""
+        """Number of updates over all phases."""
         return sum(phase.updates for phase in self.phases)
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The data sets in the order in which they come."""
+        """The data sets in order of first use."""
         return tuple(dict.fromkeys(name for phase in self.phases for name in phase.sets))
 
 
@@ -57,16 +57,16 @@ class LanguageSettings:
     learning_rate: float
     clip: float
     reset: float
-    """How likely the state is forgotten at an update; it always is where the text begins again."""
+    """Probability of resetting the state at an update; it is always reset where the text starts over."""
     prompt: int
     prompts: int
-    """How many tokens are read before a question, and how many questions are asked of each part of the text."""
+    """Number of tokens per prompt, and number of prompts per part of the text."""
     dropout: float = 0.0
     decay: float = 1e-7
     seed: int = 0
     dtype: Literal["float16", "float32", "float64"] = "float32"
     saved_every: int = 250
-    """Updates from one checkpoint to the next."""
+    """Updates between checkpoints."""
     test_tokens: int = 250_000
 
 
@@ -81,7 +81,7 @@ SINGLE = ImageSettings((Phase(("mnist",), 3000),))
 LONGER = ImageSettings((Phase(("mnist",), 5000),))
 JOINT = ImageSettings((Phase(("mnist", "fashion-mnist"), 5000),))
 CONTINUAL = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 3000)), dtype="float32")
-"""In float32: all 10,000 predictions at the switch are to be those of the checkpoint."""
+"""In float32, so that all 10,000 predictions at the switch match those of the checkpoint."""
 CONTINUAL_LONG = ImageSettings((Phase(("mnist",), 3000), Phase(("fashion-mnist",), 7000)))
 
 EXPERIMENTS: dict[str, dict[str, Settings]] = {
@@ -104,18 +104,18 @@ EXPERIMENTS: dict[str, dict[str, Settings]] = {
 language models in smaller ones, ``cpu``, since the paper's take hours on two cores and hundreds of gigabytes."""
 
 NETWORKS = {"single": 5, "joint": 3, "continual": 3}
-"""How many networks of each variant are trained, where that is more than one."""
+"""Number of networks per variant, where it is more than one."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {
     "aesop": {"paper": AESOP},
     "aesop-reset": {"paper": replace(AESOP, reset=1.0, prompt=50)},
     "wikitext-2": {"paper": WIKITEXT},
 }
-"""Variants that are run where they are named."""
+"""Variants that run only when they are named."""
 
 
 def tiny(settings: Settings, updates: int = 6) -> Settings:
-    """The same for a few steps, to see that all of it runs."""
+    """Settings reduced to a few steps, for a quick test run."""
     if isinstance(settings, LanguageSettings):
         return replace(
             settings, updates=updates, hidden=12, embedding=settings.embedding and 8, batch=4, unroll=10, prompt=8,

@@ -1,4 +1,4 @@
-"""Texts as numbers, cut into streams that are read side by side."""
+"""Texts as numbers, cut into streams that are read in parallel."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from .settings import LanguageSettings
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of a training and a test text, and what they stand for."""
+    """A training and a test text as numbers, and the tokens they stand for."""
 
     tokens: list[str]
     train: Tensor
     test: Tensor
     between: str
-    """What is written between two tokens."""
+    """Separator between two tokens in written text."""
 
     def words(self, ids: Tensor) -> str:
-        """Some tokens as they are read."""
+        """The text of some tokens."""
         return self.between.join(self.tokens[i] for i in ids.tolist())
 
 
@@ -47,7 +47,7 @@ def _words(text: str) -> list[str]:
 
 
 def batches(settings: LanguageSettings, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor, bool]]:
-    """For each update where its stretches begin, what is read, what comes next, and whether the state is forgotten.
+    """For each update: start positions, inputs, targets, and whether the state is reset.
 
     The text is cut into as many streams as the batch has rows; an epoch reads all of them once, a stretch at a time.
     """
@@ -66,11 +66,11 @@ def batches(settings: LanguageSettings, done: int = 0) -> Iterator[tuple[Tensor,
 
 
 def titles() -> list[tuple[int, str]]:
-    """Where the articles of WikiText-2 begin, and what they are about."""
-    found, at = [], 0
+    """Start position and title of each article in WikiText-2."""
+    articles, at = [], 0
     for line in data.wikitext2("train").splitlines():
         words = line.split()
         if len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=":
-            found.append((at, " ".join(words[1:-1])))
+            articles.append((at, " ".join(words[1:-1])))
         at += len(words) + 1
-    return found
+    return articles

@@ -1,4 +1,4 @@
-"""Perceptrons on images, recorded."""
+"""Train perceptrons on images with a recorder."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .settings import ImageSettings
 
 @dataclass(frozen=True)
 class Pictures:
-    """A data set as the paper's code has it: bytes, scaled rows, and classes, for training and for tests."""
+    """A data set as in the paper's code: bytes, scaled rows and classes, for training and test."""
 
     name: str
     bytes: Tensor
@@ -53,13 +53,13 @@ def all_training(settings: ImageSettings) -> tuple[Tensor, Tensor, Tensor, list[
 
 
 def make_model(settings: ImageSettings) -> MLP:
-    """An untrained network; with the seed of the settings always the same one."""
+    """An untrained network, determined by the seed of the settings."""
     torch.manual_seed(settings.seed)
     return MLP(pictures(settings.sets[0], settings.small).x.shape[1], *settings.widths, 10)
 
 
 def train(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """Train as the paper does, recorded; the weights are saved after every phase."""
+    """Train as in the paper with a recorder, and save the weights after every phase."""
     model = make_model(settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     x, y, _, names = all_training(settings)
@@ -88,19 +88,19 @@ def train(run: Run, settings: ImageSettings) -> dict[str, Any]:
 
 
 def checkpoint(run: Run, phase: int) -> Path:
-    """Where the weights after a phase are."""
+    """File of the weights after a phase."""
     return run.folder / f"after-{phase}.safetensors"
 
 
 def trained(run: Run, settings: ImageSettings, phase: int | None = None) -> MLP:
-    """The network as it was after a phase; by default after the last."""
+    """The network after a phase, by default the last."""
     model = make_model(settings)
     model.load_state_dict(load_file(checkpoint(run, phase or len(settings.phases))))
     return model
 
 
 def batches(settings: ImageSettings) -> Iterator[tuple[int, Tensor]]:
-    """The images of each update: all of a phase's once in a random order, then again in another."""
+    """Phase and image indices of each update: epochs over the phase's images, shuffled anew each time."""
     random = torch.Generator().manual_seed(1000 + settings.seed)
     first, places = 0, {}
     for name in settings.sets:
@@ -117,7 +117,7 @@ def batches(settings: ImageSettings) -> Iterator[tuple[int, Tensor]]:
 
 
 def right(model: nn.Module, name: str, settings: ImageSettings) -> float:
-    """The share of test images that the network gets right."""
+    """Test accuracy."""
     images = pictures(name, settings.small)
     with torch.no_grad():
         return float((model(images.test_x).argmax(1) == images.test_y).double().mean())

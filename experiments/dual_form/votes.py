@@ -1,7 +1,7 @@
-"""Table 1: does the class with the largest total score say what the network says, or what is true?
+"""Table 1: how often the class with the largest total score is the true class or the predicted one.
 
 A vote is the class whose training visits have the largest total. "Target" is how often it is the true class, "output"
-how often it is the network's answer; images that the network gets right and wrong apart.
+how often it is the network's prediction; images that the network gets right and wrong are counted separately.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ LAYERS = {"fc1": 0, "fc2": 1, "fc3": 2}
 
 
 def count_votes(run: Run, settings: ImageSettings) -> dict[str, Any]:
-    """All totals of a single task, over all slots and all test images, and what they vote for."""
+    """Votes of all scores on a single task, over all slots and all test images."""
     model, images = trained(run, settings), pictures(settings.sets[0], settings.small)
     x, y = images.test_x[: settings.test_images], images.test_y[: settings.test_images]
     memory = dualform.open(run.memory)
     spot = memory.attend(model, x)
     said = spot.prediction.argmax(1)
     counts = torch.bincount(torch.tensor(memory.visits["label"].to_pylist()), minlength=10).double()
-    found: dict[str, Any] = {"test_images": len(y), "right": float((said == y).double().mean()), "layers": {}}
+    result: dict[str, Any] = {"test_images": len(y), "right": float((said == y).double().mean()), "layers": {}}
     untrained = class_sums(settings)
     for layer, number in LAYERS.items():
         total = spot.by("label", layer=layer, score="abs", progress=False).values
@@ -45,15 +45,15 @@ def count_votes(run: Run, settings: ImageSettings) -> dict[str, Any]:
         }
         if layer == max(LAYERS):  # the only layer where a contribution to a logit is exact
             totals["contribution of each class to its own logit"] = own_pulls(memory, model, x, layer)
-        found["layers"][str(number)] = {name: shares(values.argmax(1), said, y) for name, values in totals.items()}
+        result["layers"][str(number)] = {name: shares(values.argmax(1), said, y) for name, values in totals.items()}
         assert to_said.residual is not None and to_said.total is not None
-        found["layers"][str(number)]["residual"] = float(to_said.residual.abs().max())
-        found["layers"][str(number)]["slots"] = memory.store.slots(layer)
-    return found
+        result["layers"][str(number)]["residual"] = float(to_said.residual.abs().max())
+        result["layers"][str(number)]["slots"] = memory.store.slots(layer)
+    return result
 
 
 def shares(votes: Int[Tensor, " n"], said: Int[Tensor, " n"], true: Int[Tensor, " n"]) -> dict[str, float]:
-    """How often votes agree with the truth and with the network, in per cent."""
+    """Agreement of votes with the truth and with the network, in per cent."""
     wrong = said != true
 
     def share(agrees: Bool[Tensor, " n"], among: Bool[Tensor, " n"]) -> float:
@@ -67,7 +67,7 @@ def shares(votes: Int[Tensor, " n"], said: Int[Tensor, " n"], true: Int[Tensor, 
 
 
 def own_pulls(memory: dualform.Memory, model: nn.Module, x: Tensor, layer: str) -> Float[Tensor, "n 10"]:
-    """What the visits of each class add to the logit of their own class."""
+    """Contribution of the visits of each class to the logit of that class."""
     pulls = []
     for label in range(10):
         parts = memory.attend(model, x, target=label).by("label", layer=layer, progress=False)
@@ -77,9 +77,9 @@ def own_pulls(memory: dualform.Memory, model: nn.Module, x: Tensor, layer: str) 
 
 
 def class_sums(settings: ImageSettings) -> Mapping[int, Any]:
-    """The same votes for a network that has learned nothing: the sum of what each layer sees of the visits of a class.
+    """Votes of an untrained network: queries times the sum of each layer's inputs over the visits of a class.
 
-    Behind a ReLU this sum is the whole of the total attention, for a trained network too. For the pixels it is Σα.
+    After a ReLU this sum determines the total attention, for a trained network too. For the pixels it gives Σα.
     """
     model = make_model(settings)
     rows, labels, _, _ = all_training(settings)

@@ -1,4 +1,4 @@
-"""Random symbols that are to be said again, one or three steps later: what each attention can see by itself."""
+"""Copying task: output the random symbol that stood one or three positions earlier."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from dualform.models import SegmentLM
 from .settings import CopySettings
 
 EVERY, ENOUGH = 20, 0.95
-"""Updates between two looks, and the accuracy that counts as learned."""
+"""Updates between evaluations, and the accuracy that counts as learned."""
 
 
 def train_copying(settings: CopySettings) -> dict[str, Any]:
-    """For each distance: accuracy after the last update on new symbols, and after how many updates it was enough."""
+    """For each distance: the accuracy on new symbols after the last update, and the update by which it was learned."""
     return {str(back): of_distance(settings, back) for back in settings.distances}
 
 
 def of_distance(settings: CopySettings, back: int) -> dict[str, Any]:
-    """One network, trained on new symbols at every update."""
+    """Train one network on new symbols at every update."""
     torch.manual_seed(settings.seed)
     reach: dict[str, Any] = {"reach": settings.segment} if settings.attention.startswith("relative") else {}
     model = SegmentLM(
@@ -42,7 +42,7 @@ def of_distance(settings: CopySettings, back: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def right(model: nn.Module, settings: CopySettings, back: int) -> float:
-    """The share of symbols that are said again, of those that can be."""
+    """Accuracy on new sequences, at positions where the symbol to copy exists."""
     tokens: Tensor = torch.randint(settings.symbols, (4 * settings.batch, settings.segment))
     said = model(tokens)[0].argmax(-1)
     return float((said[:, back:] == tokens[:, :-back]).double().mean())

@@ -1,4 +1,4 @@
-"""What an update costs with each attention: its time, what it keeps for the backward pass, how a process grows."""
+"""Cost of an update with each attention: time, memory kept for the backward pass, growth of the process."""
 
 import statistics
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from .training import Trainer, training_segments
 
 
 def measure(settings: CostSettings) -> dict[str, Any]:
-    """By experiment and variant: milliseconds of an update, megabytes kept for it, and by which a process grows."""
+    """By experiment and variant: milliseconds per update, megabytes kept, and megabytes the process grows by."""
     torch.set_num_threads(1)
     names = track(settings.experiments, "timing", console=console, transient=True)
     return {name: of_experiment(name, settings) for name in names}
 
 
 def of_experiment(name: str, settings: CostSettings) -> dict[str, Any]:
-    """All variants on the same segment, with a memory that is full."""
+    """Measure all variants on the same segment with a full memory."""
     variants = {key: tiny(each) if settings.quick else each for key, each in EXPERIMENTS[name].items()}
     works, kept, parameters = [], [], []
     some = [each for each in variants.values() if isinstance(each, Settings)]
-    read(some[0].text)  # or a process that measures would grow by that
+    read(some[0].text)  # otherwise the growth of the measuring process would include the text
     grown = [peak_bytes(lambda each=each: first_update(each)) / 1e6 for each in some]
     for each in some:
         trainer, segment = with_full_memory(each)
@@ -43,7 +43,7 @@ def of_experiment(name: str, settings: CostSettings) -> dict[str, Any]:
 
 
 def with_full_memory(settings: Settings) -> tuple[Trainer, Segment]:
-    """A network that has read enough to remember as much as it can, and the segment that comes next."""
+    """A network whose memory is full, and the next segment."""
     trainer, steps = Trainer(settings), -(-settings.memory // settings.segment) + 1
     *first, last = training_segments(settings, steps)
     with torch.no_grad():
@@ -53,14 +53,14 @@ def with_full_memory(settings: Settings) -> tuple[Trainer, Segment]:
 
 
 def again(trainer: Trainer, segment: Segment) -> None:
-    """One update, from what was remembered before it."""
+    """Run one update and restore the memory from before it."""
     before = trainer.state
     trainer.update(segment)
     trainer.state = before
 
 
 def first_update(settings: Settings) -> Callable[[], None]:
-    """The first update of a new network, with a full memory of zeros: so its optimiser's state is counted too."""
+    """The first update of a new network with a full memory of zeros, so that the optimiser's state is counted."""
     trainer, (segment,) = Trainer(settings), training_segments(settings, 1)
     shape = (settings.batch, settings.memory, settings.width)
     trainer.state = tuple(torch.zeros(shape) for _ in range(settings.layers)) if settings.memory else None

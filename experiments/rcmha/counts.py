@@ -1,4 +1,4 @@
-"""Tables of counts: how well frequencies, and pairs of neighbours, say what comes next. A network should do better."""
+"""Unigram and bigram baselines that a network should beat."""
 
 import math
 from typing import Any
@@ -11,17 +11,17 @@ from .texts import read
 
 
 def counted(settings: CountSettings) -> dict[str, Any]:
-    """Bits a symbol of the validation text, by frequencies in the training text, and by pairs of neighbours in it.
+    """Bits per symbol of the validation text under unigram and bigram counts of the training text.
 
-    Behind each symbol one more pair is taken to have been seen, shared out by frequencies, and of each symbol one more:
-    so nothing has no chance at all.
+    Smoothing: each symbol counts once more, and each symbol has one more successor, distributed by the unigram
+    frequencies. So no probability is zero.
     """
     text = read(settings.text)
     return of(text.train, text.valid[: settings.validated + 1], len(text.symbols))
 
 
 def of(train: Tensor, valid: Tensor, size: int) -> dict[str, Any]:
-    """The same of two texts with so many symbols."""
+    """Unigram and bigram losses of a validation text, given a training text and the number of symbols."""
     single = (torch.bincount(train, minlength=size) + 1).double()
     single /= single.sum()
     before, after = valid[:-1], valid[1:]
@@ -32,13 +32,13 @@ def of(train: Tensor, valid: Tensor, size: int) -> dict[str, Any]:
 
 
 def times(among: Tensor, wanted: Tensor) -> Tensor:
-    """How often some numbers occur among others."""
+    """How often each wanted number occurs."""
     found, count = among.unique(return_counts=True)
     at = torch.searchsorted(found, wanted).clamp(max=len(found) - 1)
     return torch.where(found[at] == wanted, count[at], 0).double()
 
 
 def about(chances: Tensor) -> dict[str, float]:
-    """The loss of what came, by its chances, in nats and bits; and the perplexity."""
+    """Loss in nats and bits, and perplexity, from the probabilities of the true symbols."""
     loss = float(-chances.log().mean())
     return {"loss": loss, "bits": loss / math.log(2), "perplexity": math.exp(loss)}

@@ -1,4 +1,4 @@
-"""A network of each attention, trained while it is recorded, and asked once: where does a next character come from?"""
+"""Record one network per attention, and find the training passages behind one predicted character."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from .texts import Text, read, segments
 from .training import Trainer, make_model, training_ids, training_segments, validated
 
 SHOWN, AROUND = 4, 30
-"""Passages that are shown of each layer, and characters on either side."""
+"""Passages shown per layer, and characters on either side of each."""
 LAYERS = ("head", "blocks.0.attn.value")
 
 
 def train_recorded(run: Run, settings: Settings) -> dict[str, Any]:
-    """Train as ever, recorded in float32. A visit's columns: where its segment begins, and how much it remembers."""
+    """Train with a float32 recorder. Columns of a visit: the start of its segment and the length of its memory."""
     trainer = Trainer(settings)
     work = training_segments(settings, settings.updates)
     with dualform.record(
@@ -42,7 +42,7 @@ def train_recorded(run: Run, settings: Settings) -> dict[str, Any]:
 
 
 def ask(run: Run, settings: Settings) -> dict[str, Any]:
-    """A place of the validation text, with a full memory: which passages add most to the character that is said."""
+    """The training passages that contribute most to one predicted character of the validation text."""
     model, text, memory = make_model(settings), read(settings.text), dualform.open(run.memory)
     model.load_state_dict(load_file(run.folder / "model.safetensors"))
     model.eval()

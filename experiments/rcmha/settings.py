@@ -1,4 +1,4 @@
-"""What is trained, and how. The paper's own settings are not known here; these are for one thread of a processor."""
+"""Settings of all experiments. We do not know the paper's own; these are sized for one CPU thread."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,12 +11,12 @@ FOUR = ("softmax", "mdha", "relative", "relative-conv")
 
 @dataclass(frozen=True)
 class Settings:
-    """A language model with one attention of the table, on one text."""
+    """A language model with one of the attentions, on one text."""
 
     text: TextName
     attention: str = "softmax"
     options: dict[str, Any] = field(default_factory=dict)
-    """What the attention layers are told beside their width and heads."""
+    """Options of the attention layers, beyond width and heads."""
     width: int = 64
     heads: int = 4
     layers: int = 3
@@ -26,19 +26,19 @@ class Settings:
     batch: int = 16
     updates: int = 1500
     peak: float = 1e-2
-    """The learning rate at the end of the warm-up; Noam's schedule before and after."""
+    """The learning rate at the end of the warm-up; the schedule is Noam's."""
     warmup: int = 300
     clip: float = 1.0
     validated: int = 200_000
-    """Tokens of the validation text that networks are judged on."""
+    """Number of validation tokens that networks are evaluated on."""
     valid_from: int = 0
-    """The first of them."""
+    """Position of the first validation token."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class CountSettings:
-    """What a table of counts would say of the validation text: nothing is trained."""
+    """A count baseline on the validation text; nothing is trained."""
 
     text: TextName
     validated: int = Settings.validated
@@ -47,7 +47,7 @@ class CountSettings:
 
 @dataclass(frozen=True)
 class CostSettings:
-    """Updates of which networks are timed, and how often; one thread."""
+    """Experiments whose updates are timed on one thread, and the number of repetitions."""
 
     experiments: tuple[str, ...] = ("characters", "words")
     turns: int = 7
@@ -57,7 +57,7 @@ class CostSettings:
 
 @dataclass(frozen=True)
 class CopySettings:
-    """A small network that is to say again what it read some steps before."""
+    """A small network that learns to copy the symbol from some positions earlier."""
 
     attention: str
     distances: tuple[int, ...] = (1, 3)
@@ -77,12 +77,12 @@ AnySettings = Settings | CountSettings | CostSettings | CopySettings
 
 PEAK = dict.fromkeys(FOUR, 1e-2)
 ALONE = {**PEAK, "relative-conv": 2e-2}
-"""Learning rates by attention, with a memory and without: of those tried in ``peaks`` the best, for characters."""
+"""Learning rates by attention, with and without a memory: the best on characters of those tried in ``peaks``."""
 TRIED = (2e-3, 5e-3, 1e-2, 2e-2)
 
 
 def over(base: Settings, **others: Settings) -> dict[str, AnySettings]:
-    """The same with each attention, at its own rate, and other variants."""
+    """The base settings for each attention with its own learning rate, and the other variants."""
     scale = base.peak / Settings.peak
     return {**{name: replace(base, attention=name, peak=scale * PEAK[name]) for name in FOUR}, **others}
 
@@ -122,15 +122,15 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "recorded": over(RECORDED),
     "costs": {"all": CostSettings()},
 }
-"""By experiment and variant."""
+"""Settings by experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
 NETWORKS, ONCE = 3, ("counts", "peaks", "recorded", "costs")
-"""How many networks of each variant are trained, and experiments that are made once."""
+"""Number of networks per variant, and the experiments that run only once."""
 
 
 def tiny(settings: AnySettings) -> AnySettings:
-    """The same for a few steps, to see that all of it runs."""
+    """Settings reduced to a few steps, for a quick test run."""
     if isinstance(settings, CostSettings):
         return replace(settings, turns=1, quick=True)
     if isinstance(settings, CopySettings):

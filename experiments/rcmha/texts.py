@@ -1,4 +1,4 @@
-"""WikiText-2 as numbers, by characters or by words, cut into streams that are read side by side."""
+"""WikiText-2 as numbers, in characters or words, cut into streams that are read in parallel."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from torch import Tensor
 from dualform import data
 
 RARE, LEAST = "�", 100
-"""Characters that the training text has less often than this are one symbol."""
+"""Characters rarer than this in the training text share one symbol."""
 TextName = Literal["characters", "words"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """A training and a validation text, and what its numbers stand for."""
+    """A training and a validation text as numbers, and the symbols they stand for."""
 
     symbols: list[str]
     train: Tensor
     valid: Tensor
     between: str
-    """What is written between two symbols."""
+    """Separator between two symbols in written text."""
 
     def written(self, ids: Tensor) -> str:
-        """Some symbols as they are read."""
+        """The text of some symbols."""
         return self.between.join(self.symbols[i] for i in ids.tolist())
 
 
@@ -39,7 +39,7 @@ def read(name: TextName) -> Text:
 
 
 def by_words(train: str, valid: str) -> Text:
-    """In the order in which they come up."""
+    """Split into words, numbered by first occurrence."""
     parts = [[word for line in text.splitlines() for word in (*line.split(), "<eos>")] for text in (train, valid)]
     symbols = list(dict.fromkeys(parts[0]))
     number = {symbol: i for i, symbol in enumerate(symbols)}
@@ -48,7 +48,7 @@ def by_words(train: str, valid: str) -> Text:
 
 
 def by_characters(train: str, valid: str) -> Text:
-    """In the order of their codes, behind the symbol for all that are rare."""
+    """Split into characters, numbered by code point after the symbol for rare ones."""
     codes = [np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32) for text in (train, valid)]
     known, times = np.unique(codes[0], return_counts=True)
     known = known[times >= LEAST]
@@ -58,7 +58,7 @@ def by_characters(train: str, valid: str) -> Text:
 
 
 class Segment(NamedTuple):
-    """One step of all streams: where each stands, what is read and what comes next; whether streams begin again."""
+    """One step of all streams: start positions, inputs, targets, and whether the streams start over."""
 
     start: Tensor
     x: Tensor
@@ -67,7 +67,7 @@ class Segment(NamedTuple):
 
 
 def segments(ids: Tensor, streams: int, length: int, count: int) -> Iterator[Segment]:
-    """So many steps through a text that is cut into streams; where they end they begin again."""
+    """Steps through a text that is cut into streams; at their end the streams start over."""
     long = (len(ids) - 1) // streams
     steps = max(1, long // length)
     begins = torch.arange(streams) * long

@@ -143,7 +143,7 @@ def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     for heading in (
         "Table 1",
         "Accuracies",
-        "The mask that the paper imagined",
+        "Masking one of two tasks",
         "Forgetting, explained",
         "Language models",
     ):

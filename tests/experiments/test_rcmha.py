@@ -100,7 +100,7 @@ def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, 
         "Where we differ",
         "What is learned",
         "What an update costs",
-        "Recorded and asked",
+        "Recorded and queried",
         "Commands and times",
     ):
         assert f"## {heading}" in text
