@@ -164,24 +164,35 @@ CONDITIONS = {
 """Conditions under which the four attentions are compared: the experiment, and the suffix of each variant's name."""
 
 
+SIDES = {"below": "below", "above": "above", "neither": "within chance of"}
+
+
 def answer() -> str:
     """Whether RCMHA has a lower loss than the others, in each condition."""
     lines = []
+    beside_plain: dict[str, dict[str, tuple[float, float] | None]] = {"relative": {}, "mdha": {}}
     for condition, (experiment, endings) in CONDITIONS.items():
         losses = {name: per_network(experiment, f"{name}{ending}", "valid", "loss") for name, ending in endings.items()}
         if any(len(network_losses) < NETWORKS for network_losses in losses.values()):
             continue
         order = sorted(FOUR, key=lambda name: statistics.mean(losses[name]))
         gaps = {NAMES[name]: gain(losses[name], losses["relative-conv"]) for name in FOUR[:-1]}
-        words = {"below": "below", "above": "above", "neither": "within chance of"}
+        for name, gains in beside_plain.items():
+            gains[condition] = gain(losses[FOUR[0]], losses[name])
         lie = sides(gaps)
-        counted = "; ".join(f"{word} {', '.join(lie[key])}" for key, word in words.items() if lie[key])
+        counted = "; ".join(f"{word} {', '.join(lie[key])}" for key, word in SIDES.items() if lie[key])
         lines.append(f"- **{condition}**: {' < '.join(f'{NAMES[name]} {statistics.mean(losses[name]):.3f}' for name in order)}. RCMHA is {counted}.")  # fmt: skip
     return helps(
         f"Mean validation losses of {NETWORKS} networks, lowest first. RCMHA counts as below or above another attention if their difference, taken per seed, exceeds its 95 % confidence interval:",
         lines,
-        "Relative positions and convolutions both improve on plain attention, and their effects overlap: one adds little to the other here.",
-    )
+        " ".join(
+            f"{NAMES[name]} is " + "; ".join(
+                f"{word} {NAMES[FOUR[0]]} in {' and in '.join(conditions)}"
+                for key, word in SIDES.items() if (conditions := sides(gains)[key])
+            ) + "."
+            for name, gains in beside_plain.items()
+        ),
+    )  # fmt: skip
 
 
 def copied() -> str:
