@@ -70,7 +70,7 @@ def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     for heading in ("What is converted", "Uptraining on fashion-mnist", "Uptraining on cifar10", "Allocations on",
                     "How alike heads are", "Cost of an update", "Recorded", "Commands and times"):  # fmt: skip
         assert f"## {heading}" in text
-    assert "**Not run yet, or in part:**" in text and "images/key-driven-gqa/fashion-mnist-curves.png" in text
+    assert "**Not run yet, or only in part:**" in text and "images/key-driven-gqa/fashion-mnist-curves.png" in text
     found = json.loads((out / "cifar10/kdgqa-4/seed-0/training.json").read_text())
     assert f"{100 * found['accuracy']:.1f}" in text
 

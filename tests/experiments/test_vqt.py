@@ -73,7 +73,7 @@ def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     text = written(page, out, tmp_path, monkeypatch)
     for heading in ("The backbone", "Transfer with 1,000", "What an update costs", "Recorded and asked", "Commands"):
         assert f"## {heading}" in text
-    assert "Not run yet, or in part:** mnist, cifar10, small-digits, recorded" in text
+    assert "Not run yet, or only in part:** mnist, cifar10, small-digits, recorded" in text
     assert (tmp_path / "images" / "recorded-small-digits-asked.png").exists()
     cell = 100 * sum(found(out, f"mnist/full/seed-{seed}")["accuracy"] for seed in (0, 1)) / 2
     assert f"| full | full fine-tuning | {cell:.1f} ±" in text
