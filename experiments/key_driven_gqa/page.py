@@ -282,17 +282,19 @@ def draw() -> None:
     colours = plt.get_cmap("tab10").colors  # pyright: ignore
     for task in TASKS:
         variants = variants_of(task)
-        numbers = sorted({each.rpartition("-")[2] for each in variants if kind_of(each) in GROUPED}, reverse=True)
+        numbers = sorted({name.rpartition("-")[2] for name in variants if kind_of(name) in GROUPED}, reverse=True)
         if not numbers:
             continue
         figure, axes = plt.subplots(
             1, len(numbers), figsize=(5.2 * len(numbers), 3.6), layout="constrained", squeeze=False
         )
         for axis, number in zip(axes[0], numbers, strict=True):
-            shown = [each for each in variants if each in ("mha", "mqa") or each.rpartition("-")[2] == number]
+            shown = [name for name in variants if name in ("mha", "mqa") or name.rpartition("-")[2] == number]
             for i, variant in enumerate(shown):
                 points = of(task, variant, "points")
-                places = sorted(map(int, points[0]))[1:]  # conversion itself is far below
+                places = sorted(map(int, points[0]))[
+                    1:
+                ]  # without the accuracy right after conversion, which is far lower
                 means = [statistics.mean(100 * net[str(t)] for net in points) for t in places]
                 style = {"mha": ("black", "-"), "mqa": ("grey", ":")}.get(
                     variant, (colours[i % 10], "--" if "reference" in variant else "-")

@@ -186,7 +186,7 @@ def efficiency() -> str:
     parts = [
         "## Figures 1 to 4: operations, memory, time",
         "A pre-norm block with 8 heads (scales 1, 1, 2, 2, 4, 4, 8, 8, that is a keep rate of "
-        f"{keep_rate(default_scales(8)):.5f}), feedforward width 2d, one sequence, float32. All values are ratios to the same block without scales. "
+        f"{keep_rate(default_scales(8)):.5f}), feedforward width 2d, one sequence, float32. All values are ratios to the same block with the base attention of the figure, without scales. "
         "*Operations*: all matrix products, counted by torch; for dense attention the ratio is compared below with the formula of our specification (pooling before the "
         "projections). *Kept*: the tensors that a forward pass without a fused kernel saves. *Time*: a forward and backward pass with "
         "the fused kernel, one thread, the two blocks interleaved. Sparse attention gathers its keys block by block; it is not dense attention with a mask. The axes "
@@ -251,10 +251,10 @@ def recorded() -> str:
     """Certificates of recorded networks, support tokens and training examples."""
     rows, figures = [], []
     for name in NAMES:
-        for training, asked in zip(
+        for training, explained in zip(
             values("recorded", name, "training"), values("recorded", name, "asked"), strict=False
         ):
-            proof = asked["proof"]
+            proof = explained["proof"]
             worst, noise = certificates(name, training["certificate"])
             rows.append([
                 name, f"{100 * training['accuracy']:.1f}", f"{worst:.1e}", f"{noise:.1e}" if noise else "–", training["marks"],
@@ -262,7 +262,7 @@ def recorded() -> str:
             ])  # fmt: skip
             image = ARCHIVE.images / f"recorded-{name}-support.png"
             if image.exists():
-                lines = "\n".join(f"- {line}" for head in asked["support"] for line in head[:1])
+                lines = "\n".join(f"- {line}" for head in explained["support"] for line in head[:1])
                 figures.append(
                     f"### {name}\n\n![Support tokens and training digits, {name}](../images/primal-dual/{image.name})\n\n{lines}"
                 )
@@ -300,7 +300,7 @@ they are as accurate or better, and `sh` is cheaper. The theorem itself is imple
 1. We did not have the paper's tables, appendices and settings. No accuracy of the paper is quoted. Where our sources left a choice open, it is an
    option, and the page says how each was set.
 2. Long Range Arena at full length, its retrieval task (AAN) and ImageNet are too expensive here: reviews are cut at 256 bytes, ListOps at 128
-   tokens, and retrieval and ImageNet are not run. The efficiency figures use random tokens, since operations and memory do not depend on the data.
+   tokens, and retrieval and ImageNet are not run. The efficiency figures measure blocks on random tokens, since operations and memory do not depend on the data.
 3. Of the ten UEA data sets commonly used in this field we had three, and we added three others from the same archive; the images are the 8 × 8 digits of scikit-learn.
 4. Reviews are the labelled training half of IMDB; 5,000 of them are held out. With their first 256 bytes and 800 updates all networks stay little above chance.
 5. Networks are small and trained for minutes on one thread. Test accuracy is measured after the last update; it is not the best over training."""
