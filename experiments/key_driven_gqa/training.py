@@ -96,7 +96,7 @@ def summary(history: Allocations, layer: str) -> dict[str, Any]:
 
 
 def updates(settings: Start, model: ViT, given: Task, count: int, seed: int, warm: int = 0) -> Iterator[float]:
-    """Make ``count`` updates; yield the seconds of each. The rate rises over the first ``warm``, then stays constant."""
+    """Make ``count`` updates; yield the seconds of each. The rate rises over the first ``warm``, then is constant."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.decay)
     for t, index in enumerate(batches(settings, model, len(given.y), count, seed)):
         model.train()
