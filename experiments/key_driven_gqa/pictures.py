@@ -1,4 +1,4 @@
-"""Pictures of each task as tensors around zero, and the network that fits them."""
+"""Images of each task as tensors around zero, and a network of matching shape."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from .settings import Start
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures (n, channels, side, side) and classes, to train on and to test on."""
+    """Images (n, channels, side, side) and classes, for training and testing."""
 
     x: Tensor
     y: Tensor
@@ -25,7 +25,7 @@ class Task:
 
 @cache
 def whole(name: str) -> Task:
-    """All pictures of a task."""
+    """All images of a task."""
     if name == "small-digits":  # cut in the order of the file
         images, labels = data.small_digits()
         x = (images.float() / 8 - 1).unsqueeze(1)
@@ -39,7 +39,7 @@ def whole(name: str) -> Task:
 
 
 def task(settings: Start) -> Task:
-    """The pictures of some settings."""
+    """The images that the settings select."""
     found, most = whole(settings.task), settings.most
     if not most:
         return found
@@ -47,7 +47,7 @@ def task(settings: Start) -> Task:
 
 
 def make_vit(settings: Start, attention: str = "softmax", **options: Any) -> ViT:
-    """An untrained network; with the seed of the settings always the same one."""
+    """An untrained network, determined by the seed of the settings."""
     torch.manual_seed(settings.seed)
     channels, side = whole(settings.task).x.shape[1:3]
     return ViT(

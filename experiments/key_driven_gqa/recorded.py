@@ -1,4 +1,4 @@
-"""A network of each attention, trained while it is recorded."""
+"""One network with each attention, recorded while it trains."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .training import accuracy, batches
 
 
 def train_recorded(run: Run, settings: Recording) -> dict[str, Any]:
-    """Train as ever, recorded in float32; what the certificate says, and whether parts sum to the whole."""
+    """Train as usual, recorded in float32; return the certificate and the residual of the parts by class."""
     start = settings.start
     given, model = task(start), make_vit(start, settings.attention, **settings.options)
     optimizer = torch.optim.RAdam(model.parameters(), lr=start.rate)

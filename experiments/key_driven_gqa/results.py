@@ -1,4 +1,4 @@
-"""Results of the run folders, kept with the code."""
+"""The archive of stored results, part of the repository."""
 
 from pathlib import Path
 

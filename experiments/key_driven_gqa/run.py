@@ -17,7 +17,7 @@ __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
 
 def reproduce(experiment: str, options: Options) -> None:
-    """Run an experiment: every network that has its result already is passed over."""
+    """Run an experiment; networks that already have a result are skipped."""
     networks = 1 if experiment in ONCE else NETWORKS
     variants = EXPERIMENTS[experiment]
     for run, settings in each_run("key-driven-gqa", experiment, options, variants, networks, tiny, seeded):
@@ -30,20 +30,20 @@ def reproduce(experiment: str, options: Options) -> None:
 
 
 def seeded(settings: AnySettings, seed: int) -> AnySettings:
-    """Settings of one network: it begins with the checkpoint of its own seed."""
+    """Settings of one network, which starts from the checkpoint of its own seed."""
     settings = replace(settings, seed=seed)
     return settings if isinstance(settings, Start) else replace(settings, start=replace(settings.start, seed=seed))
 
 
 def uptrain(run: Run, settings: Uptraining, options: Options) -> dict[str, Any]:
-    """Train on from the checkpoint, which may have to be trained first."""
+    """Convert a checkpoint and train it further; a missing checkpoint is trained first."""
     start = settings.start
     folder = options.out / "key-driven-gqa" / "checkpoints" / start.task / f"seed-{start.seed}"
     return train_on(run, settings, trained(begin(folder, "key-driven-gqa/checkpoints", start), start))
 
 
 def trained(run: Run, settings: Start) -> Path:
-    """The checkpoint of a network with multi-head attention; it is trained where it is missing."""
+    """The checkpoint of a network with multi-head attention, trained if it is missing."""
     checkpoint = checkpoint_in(run.folder)
     run.again_without("training", checkpoint)
     run.stages({"training": partial(train_start, run, settings)})

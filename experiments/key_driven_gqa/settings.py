@@ -1,4 +1,4 @@
-"""What is trained, converted and trained on. The paper's models and data are out of reach; these are for one thread."""
+"""Settings of pretraining, conversion and uptraining, sized for one thread instead of the paper's models and data."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Start:
-    """A small vision transformer with multi-head attention, trained from the beginning; the recipe never changes."""
+    """A small vision transformer with multi-head attention, trained from scratch; uptraining uses the same recipe."""
 
     task: str
     width: int = 64
@@ -21,24 +21,24 @@ class Start:
     updates: int = 2000
     seed: int = 0
     most: int = 0
-    """Training pictures that are used, where not all are; a third as many for tests."""
+    """Number of training images, 0 for all; the test set is then a third as large."""
 
 
 @dataclass(frozen=True)
 class Uptraining:
-    """The same network with another attention, its weights pooled, trained on with the same recipe for a while."""
+    """The same network, converted to another attention by pooling weights, and trained further with the same recipe."""
 
     start: Start
     attention: str = "softmax"
     options: dict[str, Any] = field(default_factory=dict)
     points: tuple[int, ...] = (25, 50, 100, 200)
-    """Updates after which it is tested; the last is the end."""
+    """Numbers of updates after which it is tested; the last is the end."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A network of one attention, recorded from its beginning."""
+    """A network with one attention, recorded from its initial weights."""
 
     attention: str = "softmax"
     options: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Recording:
 AnySettings = Start | Uptraining | Recording
 
 WINDOW = 25
-"""Passes between updates of dynamic groups: some ten updates, as the released code has in an epoch with 300."""
+"""Passes between updates of dynamic groups: about ten updates, as in an epoch of the released code with 300."""
 
 FASHION, CIFAR = Start("fashion-mnist"), Start("cifar10")
 
@@ -65,17 +65,17 @@ GROUPED: dict[str, tuple[str, dict[str, Any]]] = {
     "pgqa-reference": ("pgqa", {"mode": "reference"}),
     "pgqa-mean": ("pgqa", {"centred": False}),
 }
-"""Attentions and their options, by the names of their variants."""
+"""Attentions and their options, by variant."""
 
 
 def over(start: Start, names: dict[int, list[str]]) -> dict[str, AnySettings]:
-    """Multi-head attention, which only goes on, and by the number of groups those with groups."""
-    found: dict[str, AnySettings] = {"mha": Uptraining(start)}
+    """Multi-head attention without conversion, and grouped attentions by their number of groups."""
+    variants: dict[str, AnySettings] = {"mha": Uptraining(start)}
     for groups, chosen in names.items():
         for name in chosen:
             attention, options = GROUPED[name]
-            found[f"{name}-{groups}"] = Uptraining(start, attention, {"groups": groups, **options})
-    return found | {"mqa": Uptraining(start, "gqa", {"groups": 1})}
+            variants[f"{name}-{groups}"] = Uptraining(start, attention, {"groups": groups, **options})
+    return variants | {"mqa": Uptraining(start, "gqa", {"groups": 1})}
 
 
 SOME = ["gqa", "kdgqa", "kdgqa-least", "dgqa-ema", "dgqa-reference", "pgqa"]
@@ -91,15 +91,15 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
            (("gqa", {}), ("kdgqa", {}), ("dgqa", {"window": WINDOW}), ("pgqa", {}))},
     },
 }  # fmt: skip
-"""By experiment and variant. Checkpoints are what the next two begin with, seed by seed."""
+"""Settings by experiment and variant. The next two experiments start from the checkpoint of their seed."""
 
 ON_REQUEST: dict[str, dict[str, AnySettings]] = {}
 NETWORKS, ONCE = 3, ("recorded",)
-"""How many networks of each variant are trained, and experiments that are made once."""
+"""The number of networks per variant, and the experiments that run only once."""
 
 
 def tiny(settings: AnySettings) -> AnySettings:
-    """The same for a few steps, to see that all of it runs."""
+    """Settings for a few steps only, to test that everything runs."""
     if isinstance(settings, Start):
         return replace(settings, width=16, layers=2, batch=8, updates=6, most=96)
     start = tiny(settings.start)

@@ -1,4 +1,4 @@
-"""How alike the heads are that share keys and values: what perturbed groups are meant to change."""
+"""Similarity of heads that share keys and values, which perturbed groups are meant to lower."""
 
 from typing import Any
 
@@ -10,30 +10,30 @@ from dualform.attention import GroupedQueryAttention, Heads
 
 @torch.no_grad()
 def similarity(model: nn.Module, x: Tensor) -> list[dict[str, float | None]]:
-    """Layer by layer the mean cosine between attention maps, centred, of two heads: of one run, and of two runs.
+    """Mean cosine between the centred attention maps of two heads, within and between groups, for each layer.
 
-    Runs are those of plain groups, H/G heads each, whatever the allocation. Without noise, as maps always are.
+    Groups are those of plain GQA, H/G consecutive heads each, whatever the allocation. Maps contain no noise.
     """
-    found = []
+    layers = []
 
     def look(layer: Any, args: tuple, output: Tensor) -> None:
-        found.append(of_layer(layer, args[0]))
+        layers.append(of_layer(layer, args[0]))
 
-    handles = [each.register_forward_hook(look) for each in model.modules() if isinstance(each, Heads)]
+    handles = [module.register_forward_hook(look) for module in model.modules() if isinstance(module, Heads)]
     model.eval()
     model(x)
     for handle in handles:
         handle.remove()
-    return found
+    return layers
 
 
 def of_layer(layer: Heads, tokens: Tensor) -> dict[str, float | None]:
-    """The same of one layer; None where there are no such two heads."""
+    """The similarities of one layer; None if there is no such pair of heads."""
     maps = layer.weights(tokens)
     maps = nn.functional.normalize((maps - maps.mean(-1, keepdim=True)).flatten(2), dim=-1)
     cosines = (maps @ maps.mT).mean(0)
     groups = layer.kv_heads if isinstance(layer, GroupedQueryAttention) else layer.heads
-    run = torch.arange(layer.heads) * groups // layer.heads
-    same = (run[:, None] == run) & ~torch.eye(layer.heads, dtype=torch.bool)
-    pairs = {"within": same, "between": run[:, None] != run}
-    return {name: float(cosines[each].mean()) if bool(each.any()) else None for name, each in pairs.items()}
+    group = torch.arange(layer.heads) * groups // layer.heads
+    same = (group[:, None] == group) & ~torch.eye(layer.heads, dtype=torch.bool)
+    masks = {"within": same, "between": group[:, None] != group}
+    return {name: float(cosines[mask].mean()) if bool(mask.any()) else None for name, mask in masks.items()}

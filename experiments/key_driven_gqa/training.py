@@ -1,4 +1,4 @@
-"""Training from the beginning, and training on after the attention was changed."""
+"""Training of multi-head networks from scratch, and uptraining after conversion to another attention."""
 
 import statistics
 import time
@@ -22,11 +22,11 @@ from .settings import Start, Uptraining
 from .similarity import similarity
 
 AT_ONCE, KEPT = 250, 50
-"""Test pictures of a batch, always in their order; and passes of a history that are kept, evenly spread."""
+"""Batch size in testing, in the order of the data set; and number of stored passes of a history, evenly spaced."""
 
 
 def train_start(run: Run, settings: Start) -> dict[str, Any]:
-    """Train a network with multi-head attention, and keep it in the run folder."""
+    """Train a network with multi-head attention, and save it in the run folder."""
     given, model = task(settings), make_vit(settings)
     times = list(updates(settings, model, given, settings.updates, settings.seed, warm=min(100, settings.updates // 2)))
     save_file(model.state_dict(), checkpoint_in(run.folder))
@@ -41,12 +41,12 @@ def train_start(run: Run, settings: Start) -> dict[str, Any]:
 
 
 def checkpoint_in(folder: Path) -> Path:
-    """Where the network of a run is kept."""
+    """The file with the trained weights of a run."""
     return folder / "model.safetensors"
 
 
 def train_on(run: Run, settings: Uptraining, checkpoint: Path) -> dict[str, Any]:
-    """Convert a trained network, test it, and train it on; its allocations are noted and drawn."""
+    """Convert a trained network, test it and train it further; record and draw its allocations."""
     start = settings.start
     given, model = task(start), make_vit(start)
     model.load_state_dict(load_file(checkpoint))
@@ -78,13 +78,13 @@ def train_on(run: Run, settings: Uptraining, checkpoint: Path) -> dict[str, Any]
 
 
 def watched(model: nn.Module) -> AbstractContextManager[Allocations | None]:
-    """The history of allocations, where there are such."""
+    """A context that records the allocations of a model, if it has any."""
     with_some = any(isinstance(each, Allocating) for each in model.modules())
     return attention.allocations(model) if with_some else nullcontext()
 
 
 def summary(history: Allocations, layer: str) -> dict[str, Any]:
-    """What is kept of a history: some passes, how often heads were idle, how often the allocation changed."""
+    """A summary of a history: some passes, the share of unused heads, the number of changes."""
     heads = history[layer]
     some = torch.linspace(0, len(heads) - 1, min(KEPT, len(heads))).round().long()
     return {
@@ -96,7 +96,7 @@ def summary(history: Allocations, layer: str) -> dict[str, Any]:
 
 
 def updates(settings: Start, model: ViT, given: Task, count: int, seed: int, warm: int = 0) -> Iterator[float]:
-    """So many updates; each yields its seconds. The rate rises over the first ``warm`` of them, then it is constant."""
+    """Make ``count`` updates; yield the seconds of each. The rate rises over the first ``warm``, then is constant."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.decay)
     for t, index in enumerate(batches(settings, model, len(given.y), count, seed)):
         model.train()
@@ -113,7 +113,7 @@ def updates(settings: Start, model: ViT, given: Task, count: int, seed: int, war
 
 
 def batches(settings: Start, model: nn.Module, length: int, count: int, seed: int) -> Iterator[Tensor]:
-    """Which pictures each update sees: all in a random order, then again in another. Epochs are told to the layers."""
+    """Image indices of each update, reshuffled every epoch. Dynamic layers are told when an epoch begins."""
     random = torch.Generator().manual_seed(seed)
     while True:
         for layer in (each for each in model.modules() if isinstance(each, DynamicAttention)):
@@ -127,19 +127,19 @@ def batches(settings: Start, model: nn.Module, length: int, count: int, seed: in
 
 @torch.no_grad()
 def accuracy(model: ViT, given: Task) -> float:
-    """The share of all test pictures that a network gets right."""
+    """The share of all test images that a network classifies correctly."""
     model.eval()
     said = torch.cat([model(x).argmax(1) for x in given.test_x.split(AT_ONCE)])
     return float((said == given.test_y).double().mean())
 
 
 def parameters(model: nn.Module) -> int:
-    """How many there are."""
+    """The number of parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def kept(model: ViT, x: Tensor) -> int:
-    """Bytes that an update keeps for the backward pass; without a pass that counts."""
+    """Bytes that an update saves for the backward pass, measured without changing buffers such as pass counts."""
     before = {name: each.clone() for name, each in model.named_buffers()}
     model.train()
     found = kept_bytes(model, lambda: model(x))

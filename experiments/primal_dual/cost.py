@@ -1,6 +1,7 @@
-r"""What a transformer block costs with each attention (spec §6.4): counted, and kept for the backward pass.
+r"""Cost of a transformer block with each attention (spec §6.4): operations, and memory saved for backward.
 
-With a multiply-add as 2, matrix products only, head size D = d/H, scales r_s, N_s = ⌈N/r_s⌉, feedforward width m·d:
+Only matrix products count, a multiply-add as 2. With head size D = d/H, scales r_s, N_s = ⌈N/r_s⌉ and feedforward
+width m·d:
 
 .. math:: F = 8Nd^2 + 4mNd^2 + 4ND\sum_s N_s
 
@@ -21,7 +22,7 @@ from dualform.models import TransformerBlock
 from experiments.measure import kept_bytes, unfused
 
 RATIO = 2
-"""The feedforward network is so many times as wide as a token."""
+"""Width of the feedforward network, relative to that of a token."""
 
 
 def block(attention: str, width: int, heads: int, **options: Any) -> nn.Module:
@@ -30,7 +31,7 @@ def block(attention: str, width: int, heads: int, **options: Any) -> nn.Module:
 
 
 def formula_flops(length: int, width: int, scales: Sequence[int], ratio: int = RATIO, *, prepool: bool = False) -> int:
-    """What one forward pass of a block takes, for dense attention."""
+    """Operations of a forward pass of a block with dense attention."""
     windows = sum(math.ceil(length / scale) for scale in scales)
     size = width // len(scales)
     projections = 4 * length * width**2 + 4 * size * width * windows if prepool else 8 * length * width**2
@@ -38,20 +39,20 @@ def formula_flops(length: int, width: int, scales: Sequence[int], ratio: int = R
 
 
 def formula_bytes(length: int, width: int, scales: Sequence[int], ratio: int = RATIO) -> float:
-    """What is kept for the backward pass without a fused kernel, in float32."""
+    """Bytes saved for the backward pass without a fused kernel, in float32."""
     heads, rho = len(scales), sum(1 / scale for scale in scales) / len(scales)
     return 4 * (length**2 * heads * rho + (8 + 2 * ratio - 2 * (1 - rho)) * length * width)
 
 
 def counted_flops(make: Callable[[], nn.Module], length: int, width: int) -> int:
-    """Those of the matrix products that one forward pass makes, as torch counts them. Nothing is computed."""
+    """Operations of all matrix products in a forward pass, counted by torch on fake tensors."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, unfused():
         make()(torch.empty(1, length, width))
     return counter.get_total_flops()
 
 
 def saved_bytes(make: Callable[[], nn.Module], length: int, width: int, *, fused: bool, fake: bool = True) -> int:
-    """What one forward pass over a sequence keeps for the backward pass. ``fake``: nothing is computed."""
+    """Bytes that a forward pass over a sequence saves for backward. ``fake`` uses fake tensors."""
     with FakeTensorMode() if fake else nullcontext():
         layer = make()
         with nullcontext() if fused else unfused():

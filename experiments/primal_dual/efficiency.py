@@ -1,4 +1,4 @@
-"""Figures 1 to 4: what a block costs with heads of several scales, beside the same block without them."""
+"""Figures 1 to 4: cost of a block with scaled heads, compared with the same block without them."""
 
 import csv
 from functools import partial
@@ -15,11 +15,11 @@ from .cost import block, counted_flops, formula_bytes, formula_flops, saved_byte
 from .settings import CostSettings
 
 FIGURES = {1: ("bn+sh", "softmax"), 2: ("sh", "softmax"), 3: ("sparse-bn+sh", "sparse"), 4: ("sparse-sh", "sparse")}
-"""Which attention beside which."""
+"""The compared attentions of each figure: with and without scaled heads."""
 
 
 def measure(run: Run, settings: CostSettings) -> dict[str, Any]:
-    """Every point of the grid: counted, kept, grown and timed. Ratios are to the attention without scales."""
+    """Operations, saved memory, memory growth and time of every point, as ratios to the attention without scales."""
     torch.set_num_threads(1)
     points = [(figure, d, n) for figure in FIGURES for d in settings.widths for n in settings.lengths]
     rows = [row(*point, settings) for point in track(points, "measuring", console=console, transient=True)]
@@ -32,7 +32,7 @@ def measure(run: Run, settings: CostSettings) -> dict[str, Any]:
 
 
 def row(figure: int, width: int, length: int, settings: CostSettings) -> dict[str, Any]:
-    """One point of a figure."""
+    """Measure one point of a figure."""
     scales, plain = default_scales(settings.heads), (1,) * settings.heads
     make, base = (partial(block, name, width, settings.heads) for name in FIGURES[figure])
     found: dict[str, Any] = {"figure": figure, "width": width, "length": length}
@@ -55,7 +55,7 @@ def row(figure: int, width: int, length: int, settings: CostSettings) -> dict[st
 
 
 def unfused_work(layer: torch.nn.Module, x: torch.Tensor) -> Any:
-    """One pass forward and backward without a fused kernel."""
+    """A forward and backward pass without a fused kernel."""
     once = work(layer, x)
 
     def do() -> None:
@@ -66,7 +66,7 @@ def unfused_work(layer: torch.nn.Module, x: torch.Tensor) -> Any:
 
 
 def draw(run: Run, rows: list[dict[str, Any]]) -> None:
-    """Left the operations, right what is kept, by length, a line for each width."""
+    """Draw operations, saved memory and time against length, with one line per width."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,4 +1,4 @@
-"""The examples of each task, as tensors, and the network that fits them."""
+"""The examples of each task as tensors, and a network of matching shape."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from .tasks import listops, needle
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs, where they have ended, and classes."""
+    """Inputs, their padding masks, and classes."""
 
     x: Tensor
     padding: Tensor | None
@@ -30,7 +30,7 @@ class Part:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the network is called with."""
+        """The arguments of the network's forward pass."""
         return (self.x,) if self.padding is None else (self.x, self.padding)
 
 
@@ -45,7 +45,7 @@ class Task:
 
 
 def task(settings: Settings) -> Task:
-    """The task of some settings."""
+    """The task that the settings select."""
     whole = _task(settings.task, settings.length, settings.most)
     if not settings.most:
         return whole
@@ -68,8 +68,8 @@ def _task(name: str, length: int, most: int) -> Task:
         parts = [needle(count, seed=seed) for count, seed in ((2048, 0), (512, 1))]
         return Task(*(Part(each.values, None, each.labels) for each in parts), 4)  # pyright: ignore
     if name == "listops":
-        found = listops(most + 2000, max_length=length)
-        whole = Part(found.tokens, found.padding, found.labels)
+        trees = listops(most + 2000, max_length=length)
+        whole = Part(trees.tokens, trees.padding, trees.labels)
         return Task(whole[2000:], whole[:2000], 10, 16)
     parts = []
     for part in ("train", "test"):
@@ -80,7 +80,7 @@ def _task(name: str, length: int, most: int) -> Task:
 
 
 def make_model(settings: Settings) -> nn.Module:
-    """An untrained network; with the seed of the settings always the same one."""
+    """An untrained network, determined by the seed of the settings."""
     given = task(settings)
     torch.manual_seed(settings.seed)
     length = max(given.train.x.shape[1], given.test.x.shape[1])

@@ -1,4 +1,4 @@
-"""A network of each attention, trained while it is recorded, and asked: support tokens beside training examples."""
+"""A recorded network with each attention and one explained prediction: support tokens and training examples."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from .settings import Settings
 from .training import accuracy, batches, make_optimizer, number_of_updates, update
 
 SHOWN, LAST = 6, "blocks.1.attn"
-"""Training examples in a figure, and the layer whose support is shown."""
+"""Number of training examples in a row of a figure, and the layer whose support tokens are shown."""
 FIELDS = ("index", "label", "step", "position", "contribution")
 
 
 def train_recorded(run: Run, settings: Settings) -> dict[str, Any]:
-    """Train as ever, recorded in float32."""
+    """Train as usual, recorded in float32."""
     given, model = task(settings), make_model(settings)
     optimizer = make_optimizer(settings, model)
     updates = number_of_updates(settings, given)
@@ -45,7 +45,7 @@ def train_recorded(run: Run, settings: Settings) -> dict[str, Any]:
 
 
 def ask(run: Run, settings: Settings) -> dict[str, Any]:
-    """One test digit: the tokens that carry the last attention, the training digits that carry the answer, a proof."""
+    """Explain one test digit: support tokens of the last attention, training digits of the logit, and a proof."""
     given, model = task(settings), make_model(settings)
     model.load_state_dict(load_file(run.folder / "model.safetensors"))
     model.eval()
@@ -78,7 +78,7 @@ def ask(run: Run, settings: Settings) -> dict[str, Any]:
 
 @torch.no_grad()
 def attention_inputs(model: nn.Module, x: Tensor) -> tuple[Heads, Tensor]:
-    """The last attention layer, and the tokens that it sees."""
+    """The last attention layer and its input tokens."""
     layer, seen = model.get_submodule(LAST), []
     handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model(x)
@@ -88,7 +88,7 @@ def attention_inputs(model: nn.Module, x: Tensor) -> tuple[Heads, Tensor]:
 
 
 def draw(run: Run, settings: Settings, mass: Tensor, found: dict[str, Any]) -> None:
-    """The digit, where each head looks, and the training digits that add most to the answer."""
+    """Draw the digit, the attention of each head, and the training digits that contribute most to the logit."""
     import matplotlib
 
     matplotlib.use("agg")

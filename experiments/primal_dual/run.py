@@ -16,7 +16,7 @@ __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
 
 def reproduce(experiment: str, options: Options) -> None:
-    """Run an experiment: every network that has its result already is passed over."""
+    """Run an experiment; networks that already have a result are skipped."""
     networks = 1 if experiment in ONCE else NETWORKS
     for run, settings in each_run("primal-dual", experiment, options, EXPERIMENTS[experiment], networks, tiny):
         if isinstance(settings, CostSettings):

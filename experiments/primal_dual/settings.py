@@ -1,4 +1,4 @@
-"""What is trained, and how. The paper's own settings are not known here; these are common ones, for two cores."""
+"""Settings of all trainings. The paper's settings were not available; these are common ones, sized for two cores."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -8,7 +8,7 @@ FAMILY = (
     *(f"{kernel}{more}" for kernel in ("linear", "sparse") for more in ("", "-bn", "-sh", "-bn+sh")),
     *("conv1d", "conv1d+bn", "conv2d", "conv2d+bn"),
 )
-"""The attentions that come of this paper, and those they are compared with."""
+"""The attentions of this paper and their baselines."""
 ON_SEQUENCES = [name for name in FAMILY if not name.startswith("conv2d")]
 
 
@@ -19,7 +19,7 @@ class Settings:
     task: str
     attention: str = "softmax"
     options: dict[str, Any] = field(default_factory=dict)
-    """What the attention layers are told beside their width and heads."""
+    """Options of the attention layers besides width and heads."""
     width: int = 64
     heads: int = 8
     layers: int = 2
@@ -32,17 +32,17 @@ class Settings:
     batch: int = 16
     updates: int = 0
     epochs: int = 0
-    """How long: so many updates or, where that is 0, so many passes over the training set."""
+    """Duration: ``updates`` or, if that is 0, ``epochs`` passes over the training set."""
     seed: int = 0
     length: int = 0
-    """Tokens of a text."""
+    """Maximum number of tokens of a text."""
     most: int = 0
-    """Training examples that are used, where not all are; a third as many for tests."""
+    """Number of training examples, 0 for all; the test set is then a third as large."""
 
 
 @dataclass(frozen=True)
 class CostSettings:
-    """A grid of lengths and widths. Times are of a forward and backward pass of one sequence, with one thread."""
+    """A grid of lengths and widths. A forward and backward pass of one sequence is timed on one thread."""
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
     widths: tuple[int, ...] = (64, 128, 256, 512)
@@ -53,7 +53,7 @@ class CostSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """On which tasks updates are timed, and how often; one thread."""
+    """The tasks on which updates are timed, and how often; one thread."""
 
     tasks: tuple[str, ...]
     turns: int = 7
@@ -71,7 +71,7 @@ SERIES = {
     "handwriting": ("Handwriting", 80),
     "uwave": ("UWaveGestureLibrary", 50),
 }
-"""Sets of the UEA archive, and the passes over each."""
+"""Data sets of the UEA archive, and the number of epochs on each."""
 
 DIGITS = Settings("small-digits", width=32, heads=4, hidden=64, learning_rate=3e-3, batch=32, epochs=20)
 NEEDLE = Settings(
@@ -86,12 +86,12 @@ TEXT = replace(LISTOPS, task="reviews", batch=16, updates=800, length=256, most=
 
 
 def over(base: Settings, names: list[str], **scaled: Any) -> dict[str, AnySettings]:
-    """The same with each attention; ``scaled`` are options of those with heads of several scales."""
+    """The base settings with each attention; ``scaled`` are the options of attentions with scaled heads."""
     return {name: replace(base, attention=name, options=dict(scaled) if name.endswith("sh") else {}) for name in names}
 
 
 def ablations(base: Settings) -> dict[str, AnySettings]:
-    """Spec C11: β, the variance, how is pooled, and scales."""
+    """Spec C11: variants of β, use of the variance, pooling and scales."""
     scales = ((1, 1, 2, 2), (1, 2, 2, 4), (1, 1, 4, 4), (1, 2, 4, 8), (2, 2, 4, 4))
     return {
         **{f"beta-{beta:g}": replace(base, attention="bn", options={"beta": beta}) for beta in (0.0, 0.25, 0.5, 1.0)},
@@ -119,15 +119,15 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "efficiency": {"grid": CostSettings()},
     "updates": {"all": UpdateSettings((*SERIES, "small-digits", "listops", "reviews"))},
 }
-"""By experiment and variant."""
+"""Settings by experiment and variant."""
 
 ON_REQUEST: dict[str, dict[str, Settings]] = {}
 NETWORKS, ONCE = 3, ("recorded", "efficiency", "updates")
-"""How many networks of each variant are trained, and experiments that are made once."""
+"""The number of networks per variant, and the experiments that run only once."""
 
 
 def tiny(settings: AnySettings) -> AnySettings:
-    """The same for a few steps, to see that all of it runs."""
+    """Settings for a few steps only, to test that everything runs."""
     if isinstance(settings, UpdateSettings):
         return replace(settings, tasks=("natops", "listops"), turns=1, quick=True)
     if isinstance(settings, CostSettings):

@@ -1,4 +1,4 @@
-"""One network, trained."""
+"""Training of one network."""
 
 import statistics
 import time
@@ -16,11 +16,11 @@ from .redundancy import head_distances
 from .settings import Settings
 
 LOOKED_AT = 64
-"""Test examples whose heads are compared."""
+"""Number of test examples on which heads are compared."""
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    """Train, and see how well. Nothing is selected: the accuracy is that of the last update."""
+    """Train and evaluate. No checkpoint is selected: the accuracy is that after the last update."""
     given, model = task(settings), make_model(settings)
     optimizer = make_optimizer(settings, model)
     updates = number_of_updates(settings, given)
@@ -60,12 +60,12 @@ def update(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def number_of_updates(settings: Settings, given: Task) -> int:
-    """How many steps are taken."""
+    """The number of updates of a training."""
     return settings.updates or settings.epochs * -(-len(given.train) // settings.batch)
 
 
 def batches(settings: Settings, given: Task, updates: int) -> Iterator[Tensor]:
-    """Which examples each update sees: all in a random order, then again in another."""
+    """Example indices of each update, reshuffled every epoch."""
     random = torch.Generator().manual_seed(1000 + settings.seed)
     while True:
         for index in torch.randperm(len(given.train), generator=random).split(settings.batch):
@@ -77,9 +77,9 @@ def batches(settings: Settings, given: Task, updates: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, part: Part) -> float:
-    """The share of examples that a network gets right."""
+    """The share of examples that a network classifies correctly."""
     right = 0
     for first in range(0, len(part), 100):
-        some = part[first : first + 100]
-        right += int((model(*some.inputs).argmax(1) == some.y).sum())
+        batch = part[first : first + 100]
+        right += int((model(*batch.inputs).argmax(1) == batch.y).sum())
     return right / len(part)

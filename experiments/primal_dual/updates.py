@@ -1,4 +1,4 @@
-"""What an update of each network of the tables costs: its time, in turns, and what it keeps for the backward pass."""
+"""Cost of an update of each network: its time, with networks interleaved, and the memory saved for backward."""
 
 import statistics
 from typing import Any
@@ -15,13 +15,13 @@ from .training import batches, make_optimizer, update
 
 
 def measure_updates(settings: UpdateSettings) -> dict[str, Any]:
-    """By task and attention: median milliseconds of an update, and megabytes kept for its backward pass."""
+    """Median milliseconds of an update and megabytes saved for its backward pass, by task and attention."""
     torch.set_num_threads(1)
     return {name: of_task(name, settings) for name in track(settings.tasks, "timing", console=console, transient=True)}
 
 
 def of_task(name: str, settings: UpdateSettings) -> dict[str, Any]:
-    """All attentions on one task, on the same batch."""
+    """Costs of all attentions on one task, on the same batch."""
     variants = {variant: tiny(each) if settings.quick else each for variant, each in EXPERIMENTS[name].items()}
     works, megabytes = [], []
     for each in variants.values():

@@ -1,4 +1,4 @@
-"""The backbone: a small vision transformer, trained from the beginning."""
+"""The backbone: a small vision transformer, trained from scratch."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ FILE = "model.safetensors"
 
 
 def make(settings: BackboneSettings) -> ViT:
-    """An untrained one; with the seed of the settings always the same."""
+    """An untrained backbone, determined by the seed of the settings."""
     torch.manual_seed(settings.seed)
     shape = {"width": settings.width, "heads": settings.heads, "layers": settings.layers}
     return ViT(settings.size, settings.patch, classes=10, **shape)
 
 
 def train_backbone(run: Run, settings: BackboneSettings) -> dict[str, Any]:
-    """AdamW with one warm-up and half a cosine over all updates; pictures as they are, but for flips left to right."""
+    """Train with AdamW, a warm-up and half a cosine over all updates; horizontal flips are the only augmentation."""
     train, test = pictures(settings.source, "train"), pictures(settings.source, "test")
     train = train[: settings.most] if settings.most else train
     test = test[: settings.most] if settings.most else test
@@ -57,7 +57,7 @@ def train_backbone(run: Run, settings: BackboneSettings) -> dict[str, Any]:
 
 
 def load(runs: Path, settings: BackboneSettings) -> ViT:
-    """The trained one of a folder of runs."""
+    """Load the trained backbone from a folder of runs."""
     file = runs / "vqt" / "backbone" / SOURCE / f"seed-{settings.seed}" / FILE
     if not file.exists():
         raise DataNotFound(f"there is no backbone yet ({file}): run 'dualform reproduce vqt/backbone' first.")

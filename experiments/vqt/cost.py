@@ -1,4 +1,4 @@
-"""What an update costs at the shape of ViT-small: kept for the backward pass, grown by, and timed."""
+"""Cost of an update at the shape of ViT-small: saved tensors, memory growth and time."""
 
 import time
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from .settings import CostSettings
 
 WAYS = {name: 0 for name in ("linear", "intermediate", "prompts", "lora", "full")}
 WAYS |= {"vqt-1": 1, "vqt-10": 10, "vqt-10, released": 10}
-"""Methods, with their query tokens; ``released`` runs queries and tokens together, as the released code does."""
+"""Methods and their numbers of query tokens; ``released`` runs queries and tokens as one sequence."""
 
 
 def measure(settings: CostSettings) -> dict[str, Any]:
-    """Every method: megabytes kept, megabytes by which a process grows, seconds forward and backward, in turns."""
+    """Saved megabytes, memory growth of a process, and interleaved forward and backward times of every method."""
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     x, y = torch.randn(settings.batch, 3, settings.size, settings.size), torch.arange(settings.batch) % settings.classes
     found: dict[str, Any] = {}
     for name, tokens in track(WAYS.items(), "measuring growth", console=console, transient=True):
-        # first, and with networks made in their processes: what was freed before would be used again
+        # first, and with networks built in separate processes: memory freed before would be reused
         make = partial(network, settings, name, tokens)
         found[name] = {"grown_megabytes": peak_bytes(lambda make=make: update(*make(), x, y)) / 1e6}
     for name, tokens in WAYS.items():
@@ -47,7 +47,7 @@ def measure(settings: CostSettings) -> dict[str, Any]:
 
 
 def network(settings: CostSettings, name: str, tokens: int) -> tuple[Tuned, Callable[[Tensor], Tensor]]:
-    """An untrained network of a method, and how it is called."""
+    """An untrained network of a method, and the function that computes its logits."""
     shape = {"width": settings.width, "heads": settings.heads, "layers": settings.layers}
     torch.manual_seed(settings.seed)
     method, _, released = name.partition(", ")
@@ -59,7 +59,7 @@ def network(settings: CostSettings, name: str, tokens: int) -> tuple[Tuned, Call
 
 
 def together(model: VisualQueryTuning, x: Tensor) -> Tensor:
-    """The logits as the released code has them: queries in front of the sequence, one pass, cut apart again."""
+    """The logits as in the released code: queries are prepended to the sequence and split off after each block."""
     h, blocks = model.backbone.embed(x), []
     for block, p in zip(model.backbone.blocks, model.queries, strict=True):
         inner: Any = block
@@ -74,7 +74,7 @@ def together(model: VisualQueryTuning, x: Tensor) -> Tensor:
 
 
 def update(model: Tuned, call: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Callable[[], None]:
-    """Two updates with Adam: its state is there in the second."""
+    """Two updates with Adam; its state exists in the second."""
     optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=1e-4)
 
     def once() -> None:
@@ -87,7 +87,7 @@ def update(model: Tuned, call: Callable[[Tensor], Tensor], x: Tensor, y: Tensor)
 
 
 class Timed:
-    """A forward and a backward pass, each timed by itself."""
+    """A forward and a backward pass, timed separately."""
 
     def __init__(self, model: Tuned, call: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> None:
         self.model, self.call, self.x, self.y = model, call, x, y
@@ -105,5 +105,5 @@ class Timed:
 
 
 def median(times: list[float]) -> float:
-    """Without the first turn, which warms up."""
+    """The median without the first turn, which is a warm-up."""
     return float(torch.tensor(times[1:]).median())

@@ -1,4 +1,4 @@
-"""Ways to tune a backbone, by name: the network, and how its training pictures are read."""
+"""Tuning methods by name: the network, and which frozen outputs of its backbone are computed only once."""
 
 import copy
 from collections.abc import Callable
@@ -25,10 +25,10 @@ CLASSES, RANK, PROMPTS = 10, 4, 8
 
 @dataclass(frozen=True)
 class Way:
-    """A network, what it makes of each training picture once and for all, and its logits from that.
+    """A network, a function computed once for each training image, and the logits from its result.
 
-    What a frozen backbone gives does not change, so it is kept: features for a probe, tokens of all layers for query
-    tokens. A backbone that learns is given the pictures themselves.
+    The outputs of a frozen backbone do not change, so they are computed once: features for a probe, tokens of all
+    layers for query tokens. A trained backbone gets the images themselves.
     """
 
     model: Tuned
@@ -37,13 +37,13 @@ class Way:
 
 
 def way(backbone: ViT, settings: TransferSettings) -> Way:
-    """The network of some settings, untrained; with their seed always the same."""
+    """The untrained network of the settings, determined by their seed."""
     torch.manual_seed(settings.seed)
     return reading(make(backbone, settings.method, settings.tokens, CLASSES))
 
 
 def make(backbone: ViT, method: str, tokens: int, classes: int) -> Tuned:
-    """The network of a method."""
+    """Build the network of a method."""
     name, _, inside = method.partition("+")
     name = "vqt" if name.startswith("vqt") else name.partition("-")[0]
     adapted: dict[str, Callable[[], ViT]] = {
@@ -61,7 +61,7 @@ def make(backbone: ViT, method: str, tokens: int, classes: int) -> Tuned:
 
 
 def reading(model: Tuned) -> Way:
-    """How a network is trained: from what its backbone gives, where that does not change."""
+    """How a network is trained: from the outputs of its backbone if they do not change."""
     if not model.detach_backbone:
         return Way(model, lambda x: x, model)
     if isinstance(model, VisualQueryTuning) and model.queries.requires_grad:
@@ -70,6 +70,6 @@ def reading(model: Tuned) -> Way:
 
 
 def selected(way: Way, head: Tensor, settings: TransferSettings) -> Way:
-    """A new head on the features that a head under a group lasso makes most of."""
+    """The network with a new head on the features that a head trained with a group lasso weights most."""
     torch.manual_seed(settings.seed)
     return reading(way.model.refit(select(head, settings.keep)))

@@ -1,4 +1,4 @@
-"""Pictures of every set in one shape: 3 × 32 × 32, from −1 to 1, and their classes."""
+"""Images of every data set in one shape, 3 × 32 × 32 with values from −1 to 1, and their classes."""
 
 from functools import cache
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from dualform import data
 
 FIRST_TEST = 1437
-"""Of the 1,797 small digits the first so many are for training, in the order of the file."""
+"""The number of training images among the 1,797 small digits: the first ones in the file."""
 
 
 class Pictures(NamedTuple):
-    """Pictures and their classes."""
+    """Images and their classes."""
 
     x: Tensor
     y: Tensor
@@ -25,12 +25,12 @@ class Pictures(NamedTuple):
 
 @cache
 def pictures(name: str, part: str) -> Pictures:
-    """The training or test pictures of a set; of CIFAR-10 the 10,000 and 2,000 that are at hand."""
+    """The training or test images of a data set; for CIFAR-10 subsets of 10,000 and 2,000."""
     if name == "small-digits":
         images, labels = data.small_digits()
         large = images.float().repeat_interleave(4, 1).repeat_interleave(4, 2) / 8 - 1
-        some = slice(None, FIRST_TEST) if part == "train" else slice(FIRST_TEST, None)
-        return Pictures(_in_colour(large[some]), labels[some])
+        chosen = slice(None, FIRST_TEST) if part == "train" else slice(FIRST_TEST, None)
+        return Pictures(_in_colour(large[chosen]), labels[chosen])
     if name == "cifar10":
         images, labels = data.cifar10(part, small=True)  # pyright: ignore[reportArgumentType]
         return Pictures(images.movedim(-1, 1).float() / 127.5 - 1, labels)
@@ -43,7 +43,7 @@ def _in_colour(grey: Tensor) -> Tensor:
 
 
 def labelled(name: str, count: int, seed: int) -> tuple[Pictures, Tensor]:
-    """So many training pictures, drawn anew for each seed, and their numbers in the set."""
+    """``count`` random training images, determined by the seed, and their indices in the data set."""
     whole = pictures(name, "train")
     index = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[:count]
     return whole[index], index

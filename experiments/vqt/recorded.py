@@ -1,4 +1,4 @@
-"""Visual query tuning, recorded: the head is an exact sum over the transfer set, and names its pictures."""
+"""Recorded visual query tuning: logits of the head as exact sums over the images of the transfer set."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from .settings import TransferSettings
 from .training import accuracy, batches
 
 ASKED, SHOWN = 4, 7
-"""Test pictures that are asked about, and training pictures shown of each."""
+"""Number of explained test images, and of training images shown for each."""
 
 
 def network(backbone: ViT, settings: TransferSettings) -> VisualQueryTuning:
@@ -28,13 +28,13 @@ def network(backbone: ViT, settings: TransferSettings) -> VisualQueryTuning:
 
 
 def train_recorded(run: Run, backbone: ViT, settings: TransferSettings) -> dict[str, Any]:
-    """Adam at one rate, recorded in float32."""
+    """Train with Adam at one rate, recorded in float32."""
     model, (part, index) = network(backbone, settings), labelled(settings.target, settings.labelled, settings.seed)
     optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=settings.rates[0][0])
     with dualform.record(model, optimizer, run.memory, dtype="float32", overwrite=True, progress=False) as tape:
-        for some in batches(len(part.y), settings.batch, settings.epochs, settings.seed):
-            tape.note(index=index[some], label=part.y[some])
-            F.cross_entropy(model(part.x[some]), part.y[some]).backward()
+        for rows in batches(len(part.y), settings.batch, settings.epochs, settings.seed):
+            tape.note(index=index[rows], label=part.y[rows])
+            F.cross_entropy(model(part.x[rows]), part.y[rows]).backward()
             optimizer.step()
             optimizer.zero_grad()
     save_file(trained_parameters(model), run.folder / "tuned.safetensors")
@@ -51,7 +51,7 @@ def train_recorded(run: Run, backbone: ViT, settings: TransferSettings) -> dict[
 
 
 def ask(run: Run, backbone: ViT, settings: TransferSettings) -> dict[str, Any]:
-    """Some test pictures: what their logit is made of, by training picture and by class, and that it sums up."""
+    """Explain the logits of some test images by training image and by class, with the residual of the sum."""
     model = network(backbone, settings)
     model.load_state_dict(load_file(run.folder / "tuned.safetensors"), strict=False)
     memory, test = dualform.open(run.memory), pictures(settings.target, "test")[:ASKED]
@@ -79,7 +79,7 @@ def ask(run: Run, backbone: ViT, settings: TransferSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def draw(run: Run, settings: TransferSettings, found: dict[str, Any], model: VisualQueryTuning) -> None:
-    """Test pictures, where the query tokens of the last layer look, and the training pictures of the answer."""
+    """Draw test images, the attention of the last query tokens, and the training images that contribute most."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -105,12 +105,12 @@ def draw(run: Run, settings: TransferSettings, found: dict[str, Any], model: Vis
 
 
 def shown(x: torch.Tensor) -> Any:
-    """As a picture."""
+    """The image as an array for ``imshow``."""
     return ((x + 1) / 2).clamp(0, 1).movedim(0, -1).numpy()
 
 
 def query_attention(model: VisualQueryTuning, x: torch.Tensor) -> torch.Tensor:
-    """What the query tokens of the last layer look at, as a grid of patches: the mean over tokens and heads."""
+    """Attention of the last layer's query tokens as a grid of patches, averaged over tokens and heads."""
     block: Any = model.backbone.blocks[-1]
     before = model.states(x)[:, -2]
     p = model.queries[-1].expand(len(x), -1, -1)

@@ -28,14 +28,14 @@ __all__ = ["EXPERIMENTS", "ON_REQUEST", "reproduce"]
 
 
 def reproduce(experiment: str, options: Options) -> None:
-    """Run an experiment: every network that has its result already is passed over."""
+    """Run an experiment; networks that already have a result are skipped."""
     networks = 1 if experiment in ONCE else NETWORKS
     for run, settings in each_run("vqt", experiment, options, EXPERIMENTS[experiment], networks, tiny):
         run.stages(stages(experiment, run, settings, options))
 
 
 def stages(experiment: str, run: Run, settings: Any, options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What is done in a run."""
+    """The stages of a run, by name."""
     if isinstance(settings, BackboneSettings):
         run.again_without("training", run.folder / backbone.FILE)
         return {"training": partial(backbone.train_backbone, run, settings)}
@@ -51,15 +51,15 @@ def stages(experiment: str, run: Run, settings: Any, options: Options) -> dict[s
 
 
 def trained_backbone(options: Options) -> ViT:
-    """The backbone that all share."""
-    made = EXPERIMENTS["backbone"][SOURCE]
-    made = tiny(made) if options.quick else made
-    assert isinstance(made, BackboneSettings)
-    return backbone.load(options.out, made)
+    """The trained backbone that all experiments share."""
+    settings = EXPERIMENTS["backbone"][SOURCE]
+    settings = tiny(settings) if options.quick else settings
+    assert isinstance(settings, BackboneSettings)
+    return backbone.load(options.out, settings)
 
 
 def first_rate(folder: Path) -> Rate | None:
-    """The rate that the first network of a variant chose: the others take it too."""
+    """The learning rate that the first network of a variant chose; the other networks use it too."""
     file = folder / "seed-0" / "training.json"
     if not file.exists():
         return None

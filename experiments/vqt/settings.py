@@ -1,15 +1,15 @@
-"""What is trained, and how. VTAB-1k and ImageNet checkpoints are not at hand: a small backbone is trained here."""
+"""Settings of all trainings. VTAB-1k and ImageNet checkpoints were not available: a small backbone is trained here."""
 
 from dataclasses import dataclass, replace
 
 SOURCE = "fashion-mnist"
 TARGETS = ("mnist", "cifar10", "small-digits")
-"""The backbone is trained on one set of pictures, and tuned on 1,000 of each of the others."""
+"""The backbone is trained on the source data set, and tuned on 1,000 images of each target."""
 
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """A small vision transformer, trained from the beginning on all pictures of a set, 3 × 32 × 32 each."""
+    """A small vision transformer, trained from scratch on all images of a data set, 3 × 32 × 32 each."""
 
     source: str = SOURCE
     size: int = 32
@@ -22,37 +22,37 @@ class BackboneSettings:
     batch: int = 64
     epochs: int = 6
     most: int = 0
-    """Training pictures that are used; 0 for all."""
+    """Number of training images; 0 for all."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """One way to tune the backbone, on one set."""
+    """One method of tuning the backbone, on one target."""
 
     target: str
     method: str
     rates: tuple[tuple[float, float], ...]
-    """Learning rates, of which the validation pictures choose: of head and query tokens, and inside the backbone."""
+    """Grid of learning rates (head and query tokens; inside the backbone), chosen by validation accuracy."""
     tokens: int = 0
     keep: float = 1.0
-    """The share of features that a group lasso keeps; a head is then trained anew on these."""
+    """The share of features that a group lasso keeps; a new head is then trained on them."""
     lasso: float = 1e-4
     labelled: int = 1000
     validation: int = 200
-    """How many of these choose the rate; the network that counts sees all of them."""
+    """How many labelled images choose the rate; the final network is trained on all labelled images."""
     epochs: int = 20
     trial_epochs: int = 10
-    """For choosing a rate."""
+    """Epochs of a training that only chooses the rate."""
     batch: int = 64
     tests: int = 0
-    """Test pictures that are used; 0 for all."""
+    """Number of test images; 0 for all."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class CostSettings:
-    """The shape of ViT-small, on random pictures: what an update keeps, grows by and takes."""
+    """Memory and time of an update at the shape of ViT-small, on random images."""
 
     size: int = 224
     patch: int = 16
@@ -67,7 +67,7 @@ class CostSettings:
 
 FROZEN = tuple((rate, 0.0) for rate in (1.0, 0.3, 0.1, 0.03, 0.01))
 LEARNING = tuple((outside, inside) for outside in (0.1, 0.03) for inside in (1e-2, 3e-3, 1e-3, 3e-4))
-"""Learning rates that are tried: five beside a frozen backbone, eight with one that learns."""
+"""Grids of learning rates: five for a frozen backbone, eight for a trained one."""
 METHODS: dict[str, dict] = {
     "linear": {"rates": FROZEN},
     "linear-unit": {"rates": FROZEN},
@@ -82,7 +82,7 @@ METHODS: dict[str, dict] = {
     "vqt-5+lora": {"rates": LEARNING, "tokens": 5},
     "full": {"rates": LEARNING},
 }
-"""Ways to tune; what each of them is, is said in ``methods.py``."""
+"""Tuning methods; ``methods.py`` implements them."""
 
 AnySettings = BackboneSettings | TransferSettings | CostSettings
 
@@ -95,14 +95,14 @@ EXPERIMENTS: dict[str, dict[str, AnySettings]] = {
     "cost": {"vit-small": CostSettings()},
     "recorded": {target: TransferSettings(target, "vqt-5", ((0.01, 0.0),), tokens=5) for target in TARGETS},
 }
-"""By experiment and variant. All but ``cost`` need the backbone."""
+"""Settings by experiment and variant. All but ``cost`` need the backbone."""
 ON_REQUEST: dict[str, dict[str, AnySettings]] = {}
 NETWORKS, ONCE = 3, ("backbone", "cost", "recorded")
-"""How many networks of each variant are trained, and experiments that are made once."""
+"""The number of networks per variant, and the experiments that run only once."""
 
 
 def tiny(settings: AnySettings) -> AnySettings:
-    """The same for a few steps, to see that all of it runs."""
+    """Settings for a few steps only, to test that everything runs."""
     if isinstance(settings, BackboneSettings):
         return replace(settings, width=16, layers=2, epochs=1, most=128)
     if isinstance(settings, TransferSettings):

@@ -1,4 +1,4 @@
-"""Tuning: validation pictures choose a rate, then all labelled pictures are learned and the test set is seen once."""
+"""Tuning: choose the rate on validation images, train on all labelled images, evaluate once on the test set."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ BLOCK = 100
 
 
 def batches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Which pictures each update sees: all in a random order, epoch by epoch."""
+    """Image indices of each update, reshuffled every epoch."""
     random = torch.Generator().manual_seed(1000 + seed)
     for _ in range(epochs):
         yield from torch.randperm(count, generator=random).split(size)
@@ -29,7 +29,7 @@ def batches(count: int, size: int, epochs: int, seed: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, part: Pictures) -> float:
-    """The share of pictures that a network gets right."""
+    """The share of images that a network classifies correctly."""
     model.eval()
     right = sum(
         int((model(part.x[i : i + BLOCK]).argmax(1) == part.y[i : i + BLOCK]).sum())
@@ -39,7 +39,7 @@ def accuracy(model: nn.Module, part: Pictures) -> float:
 
 
 Rate = tuple[float, float]
-"""Of the head and query tokens, and of what learns inside the backbone."""
+"""Learning rates of the head and query tokens, and of trained parameters inside the backbone."""
 
 
 def fit(way: Way, part: Pictures, rate: Rate, settings: TransferSettings, lasso: float = 0.0) -> None:
@@ -51,7 +51,7 @@ def fit(way: Way, part: Pictures, rate: Rate, settings: TransferSettings, lasso:
     way.model.train()
     warmup = max(1, settings.epochs // 10)
     for epoch in range(settings.epochs):
-        for group in optimizer.param_groups:  # of the epoch to come, so that the first one learns too
+        for group in optimizer.param_groups:  # the factor of the next epoch, since that of the first is 0
             group["lr"] = group["peak"] * warmup_cosine(epoch + 1, settings.epochs + 1, warmup)
         for index in batches(len(part.y), settings.batch, 1, 100 * settings.seed + epoch):
             loss = F.cross_entropy(way.logits(once[index]), part.y[index])
@@ -63,14 +63,14 @@ def fit(way: Way, part: Pictures, rate: Rate, settings: TransferSettings, lasso:
 
 
 def groups(model: nn.Module, rate: Rate) -> list[dict[str, Any]]:
-    """What learns, with its rate: outside of the backbone and, if any does, inside."""
+    """Parameter groups with their rates: outside the backbone and, if any are trained, inside."""
     trained = trained_parameters(model)
     parts = ([p for name, p in trained.items() if name.startswith("backbone.") == inside] for inside in (False, True))
     return [{"params": part, "lr": peak, "peak": peak} for part, peak in zip(parts, rate, strict=True) if part]
 
 
 def tuned(backbone: ViT, part: Pictures, rate: Rate, settings: TransferSettings) -> Way:
-    """All stages of a method: learn; where features are selected, learn a head under a group lasso, and one without."""
+    """Run all stages of a method: train; to select features, train a head with a group lasso, then one without."""
     way = methods.way(backbone, settings)
     if settings.keep == 1:
         fit(way, part, rate, settings)
@@ -85,7 +85,7 @@ def tuned(backbone: ViT, part: Pictures, rate: Rate, settings: TransferSettings)
 
 
 def chosen_rate(backbone: ViT, settings: TransferSettings) -> tuple[Rate, list[float]]:
-    """The rate whose network gets most validation pictures right, the smaller one of equals; and what each gets."""
+    """The rate with the best validation accuracy (of equals the smallest), and the accuracies of all rates."""
     part, _ = labelled(settings.target, settings.labelled, settings.seed)
     train, valid = part[settings.validation :], part[: settings.validation]
     trial = replace(settings, epochs=settings.trial_epochs)
@@ -95,7 +95,7 @@ def chosen_rate(backbone: ViT, settings: TransferSettings) -> tuple[Rate, list[f
 
 
 def transfer(backbone: ViT, settings: TransferSettings, rate: Rate | None = None) -> dict[str, Any]:
-    """Tune on all labelled pictures, and see the test pictures once. Without a rate, it is chosen first."""
+    """Tune on all labelled images, and evaluate once on the test images. Without a rate, choose it first."""
     found: list[float] = []
     if rate is None:
         rate, found = chosen_rate(backbone, settings)
@@ -117,7 +117,7 @@ def transfer(backbone: ViT, settings: TransferSettings, rate: Rate | None = None
 
 
 def learned(model: nn.Module) -> int:
-    """Parameters that any stage of a method has learned: query tokens are, though a new head finds them frozen."""
+    """The number of parameters trained in any stage, including query tokens that are frozen in the last stage."""
     found = dict(trained_parameters(model))
     queries = getattr(model, "queries", None)
     return sum(each.numel() for each in ({**found, "queries": queries} if queries is not None else found).values())

@@ -67,10 +67,10 @@ def test_what_is_there_is_not_run_again_and_a_missing_checkpoint_is(out):
 
 def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     text = written(page, out, tmp_path, monkeypatch)
-    for heading in ("What is converted", "Uptraining on fashion-mnist", "Uptraining on cifar10", "Allocations on",
-                    "How alike heads are", "Cost of an update", "Recorded", "Commands and times"):  # fmt: skip
+    for heading in ("Converted checkpoints", "Uptraining on fashion-mnist", "Uptraining on cifar10", "Allocations on",
+                    "Similarity of heads", "Cost of an update", "Recorded", "Commands and times"):  # fmt: skip
         assert f"## {heading}" in text
-    assert "**Not run yet, or in part:**" in text and "images/key-driven-gqa/fashion-mnist-curves.png" in text
+    assert "**Not run yet, or only in part:**" in text and "images/key-driven-gqa/fashion-mnist-curves.png" in text
     found = json.loads((out / "cifar10/kdgqa-4/seed-0/training.json").read_text())
     assert f"{100 * found['accuracy']:.1f}" in text
 

@@ -138,8 +138,8 @@ def test_a_run_keeps_what_it_found(out):
 def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "NETWORKS", 1)
     text = written(page, out, tmp_path, monkeypatch)
-    for heading in ("Accuracy on real data", "Time and memory", "Tasks that are made", "How different heads are",
-                    "Switches", "Figures 1 to 4", "Recorded and asked", "Commands and times"):  # fmt: skip
+    for heading in ("Accuracy on real data", "Time and memory", "Synthetic tasks", "Redundancy of heads",
+                    "Options that", "Figures 1 to 4", "Recorded and explained", "Commands and times"):  # fmt: skip
         assert f"## {heading}" in text
     found = json.loads((out / "natops/softmax/seed-0/training.json").read_text())
     assert f"{100 * found['accuracy']:.1f}" in text

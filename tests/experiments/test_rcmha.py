@@ -106,7 +106,9 @@ def test_the_page_is_made_of_the_runs_and_runs_can_be_made_of_what_is_kept(out, 
         assert f"## {heading}" in text
     found = json.loads((out / "characters/mdha/seed-0/training.json").read_text())
     assert (
-        f"{found['valid']['loss']:.3f}" in text and "0.572" in text and "Not run yet, or in part:** characters" in text
+        f"{found['valid']['loss']:.3f}" in text
+        and "0.572" in text
+        and "Not run yet, or only in part:** characters" in text
     )
     monkeypatch.setattr("sys.argv", ["page", "--runs", str(tmp_path / "again"), "--restore"])
     page.main()

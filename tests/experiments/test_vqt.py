@@ -71,9 +71,15 @@ def test_what_is_recorded_sums_up(out):
 def test_the_page_is_made_of_the_runs(out, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "NETWORKS", 2)
     text = written(page, out, tmp_path, monkeypatch)
-    for heading in ("The backbone", "Transfer with 1,000", "What an update costs", "Recorded and asked", "Commands"):
+    for heading in (
+        "The backbone",
+        "Transfer with 1,000",
+        "What an update costs",
+        "Recorded and explained",
+        "Commands",
+    ):
         assert f"## {heading}" in text
-    assert "Not run yet, or in part:** mnist, cifar10, small-digits, recorded" in text
+    assert "Not run yet, or only in part:** mnist, cifar10, small-digits, recorded" in text
     assert (tmp_path / "images" / "recorded-small-digits-asked.png").exists()
     cell = 100 * sum(found(out, f"mnist/full/seed-{seed}")["accuracy"] for seed in (0, 1)) / 2
     assert f"| full | full fine-tuning | {cell:.1f} ±" in text
@@ -140,7 +146,7 @@ def test_visual_query_tuning_needs_at_most_a_third_of_the_memory_of_fine_tuning(
 
 def test_queries_are_above_the_linear_probe_on_two_transfers_of_three():
     """By more than chance, draw by draw, whether the class token is normalised or not."""
-    if len(page.there()) < len(settings.TARGETS):
+    if len(page.complete()) < len(settings.TARGETS):
         pytest.skip("not all transfers were run")
     above = 0
     for target in settings.TARGETS:

@@ -1,4 +1,4 @@
-"""Tasks that are made, not measured."""
+"""Synthetic tasks."""
 
 from .listops import ListOps, listops
 from .needle import Needle, needle

@@ -1,11 +1,11 @@
-"""ListOps as in Long Range Arena (Tay et al. 2021, arXiv 2011.04006): nested lists of digits, and what they come to.
+"""ListOps as in Long Range Arena (Tay et al. 2021, arXiv 2011.04006): nested lists of digits, and their values.
 
-    [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]   comes to 5
+    [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 9 2 ] ]   has the value 5
 
-A node at depth d, the root at 1, is with probability 1/4 an operator with 2 to ``max_arguments`` children, if
-d < ``max_depth``; else a digit. Trees that are too short or too long are thrown away, which shapes what is left: of
-the usual 17 to 128 tokens a tree has 45 in the mean, 0 and 9 are the values of 15 % each and the others of 8 to 10 %,
-and who looks at the first operator alone can be right for 34 %.
+A node at depth d (1 for the root) with d < ``max_depth`` is an operator with 2 to ``max_arguments`` children with
+probability 1/4; all other nodes are digits. Trees that are too short or too long are rejected, which changes the
+distribution: with the default 17 to 128 tokens a tree has 45 tokens on average, the values 0 and 9 occur in 15 % of the
+trees each and the others in 8 to 10 %, and the first operator alone allows an accuracy of 34 %.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +20,16 @@ from torch import Tensor
 from dualform.errors import SizeError
 
 TOKENS = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
-"""What the numbers of the tokens stand for; 0 is padding."""
+"""The text of each token; 0 is padding."""
 
 OPERATOR = 0.25
 DIGITS, OPERATORS, END = TOKENS.index("0"), TOKENS.index("[MIN"), TOKENS.index("]")
 TRIES = 100_000
-"""So many trees may be thrown away in turn. Of the usual lengths is one in 30, of Long Range Arena's one in 12."""
+"""Limit of rejected trees in a row. One in 30 trees has a default length, one in 12 a length of Long Range Arena."""
 
 
 class ListOps(NamedTuple):
-    """Written trees, where they have ended, and their values."""
+    """Trees as tokens, their padding masks, and their values."""
 
     tokens: Int[Tensor, "n length"]
     padding: Bool[Tensor, "n length"]
@@ -45,33 +45,32 @@ def listops(
     max_arguments: int = 10,
     seed: int = 0,
 ) -> ListOps:
-    """So many different trees of ``min_length`` to ``max_length`` tokens, padded to the latter.
+    """``count`` different trees of ``min_length`` to ``max_length`` tokens, padded to ``max_length``.
 
-    No tree comes twice, so any cut into training and test trees is clean. Long Range Arena's own lengths are 501 to
-    1,999.
+    No tree occurs twice, so training and test trees never overlap. Lengths in Long Range Arena are 501 to 1,999.
     """
     random = Random(seed).random
-    found: dict[bytes, int] = {}
-    thrown = 0
-    while len(found) < count:
+    values: dict[bytes, int] = {}
+    rejected = 0
+    while len(values) < count:
         tree = _tree(random, max_length, max_depth, max_arguments)
-        if tree is not None and len(tree[0]) >= min_length and (written := bytes(tree[0])) not in found:
-            found[written], thrown = tree[1], 0
-        elif (thrown := thrown + 1) > TRIES:
+        if tree is not None and len(tree[0]) >= min_length and (written := bytes(tree[0])) not in values:
+            values[written], rejected = tree[1], 0
+        elif (rejected := rejected + 1) > TRIES:
             raise SizeError(
-                f"found only {len(found)} of {count} different trees of {min_length} to {max_length} tokens with "
+                f"found only {len(values)} of {count} different trees of {min_length} to {max_length} tokens with "
                 f"max_depth={max_depth} and max_arguments={max_arguments}. Ask for fewer, or allow longer ones."
             )
-    padded = b"".join(written.ljust(max_length, b"\0") for written in found)
+    padded = b"".join(written.ljust(max_length, b"\0") for written in values)
     tokens = torch.frombuffer(bytearray(padded), dtype=torch.uint8).reshape(count, max_length).long()
-    return ListOps(tokens, tokens == 0, torch.tensor(list(found.values())))
+    return ListOps(tokens, tokens == 0, torch.tensor(list(values.values())))
 
 
 def _tree(random: Callable[[], float], longest: int, deepest: int, widest: int) -> tuple[list[int], int] | None:
-    """Tokens and value of a tree, or nothing as soon as it is known to be too long."""
+    """Tokens and value of a tree, or None as soon as it is known to be too long."""
     tokens: list[int] = []
-    opened: list[tuple[int, int, list[int]]] = []  # operator, how many children it has, and the values of those known
-    length = 1  # a token at least for each node that is still to come, and one for each end
+    opened: list[tuple[int, int, list[int]]] = []  # operator, number of children, values of the children so far
+    length = 1  # at least one token for each node still to come, and one for each closing bracket
     while True:
         if len(opened) + 1 < deepest and random() < OPERATOR:
             operator, children = int(random() * 4), 2 + int(random() * (widest - 1))
@@ -103,12 +102,12 @@ def _value(operator: int, values: list[int]) -> int:
 
 
 def write(tokens: Sequence[int] | Int[Tensor, " length"]) -> str:
-    """A tree as it is read, without its padding."""
+    """The text of a tree, without padding."""
     return " ".join(TOKENS[int(token)] for token in tokens if token)
 
 
 def evaluate(tokens: Sequence[int] | Int[Tensor, " length"]) -> int:
-    """The value of a tree, found again from its written form."""
+    """The value of a tree, computed from its text."""
     words = iter(write(tokens).split())
     try:
         value = _read(next(words), words)
@@ -120,7 +119,7 @@ def evaluate(tokens: Sequence[int] | Int[Tensor, " length"]) -> int:
 
 
 def _read(word: str, words: Iterator[str]) -> int | None:
-    """The value that begins at a word; none at a closing bracket."""
+    """The value of the expression that begins at a word; None at a closing bracket."""
     if not word.startswith("["):
         return None if word == "]" else int(word)
     values = []

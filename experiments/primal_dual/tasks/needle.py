@@ -1,4 +1,4 @@
-"""A needle and a frequency: one channel asks for a short pattern somewhere, the other for a slow one everywhere."""
+"""A needle and a frequency: one channel contains a short pattern at a random place, the other a slow oscillation."""
 
 import math
 from typing import NamedTuple
@@ -12,14 +12,14 @@ CYCLES = (2, 5)
 
 
 class Needle(NamedTuple):
-    """Series of two channels and their classes."""
+    """Series with two channels, and their classes."""
 
     values: Float[Tensor, "n 64 2"]
     labels: Int[Tensor, " n"]
 
 
 def needle(count: int, *, seed: int = 0) -> Needle:
-    r"""Two channels of noise with deviation 1/2; class 2a + f says what is added to them.
+    r"""Two channels of noise with deviation 1/2; the class 2a + f determines which signal is added to each.
 
     The first gets a motif of 8 steps and height 2 at a random place: constant (a = 0), or with alternating signs
     (a = 1). The second gets :math:`\sin(2\pi c\,t/64 + \varphi)` with a random phase and c = 2 (f = 0) or c = 5 cycles
