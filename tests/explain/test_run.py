@@ -7,7 +7,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import HorizonError, QueryError
+from dualform.errors import DualformWarning, HorizonError, QueryError
 from dualform.evaluate import lds, removal_runs
 
 N, D, C = 40, 6, 3
@@ -106,3 +106,55 @@ def test_wrong_questions_are_answered_with_a_sentence(run, recorded):
     summed = memory.replay(model, lambda m, b: losses(m, b).sum(), lambda index: (x[index - 100], y[index - 100]))
     with pytest.raises(QueryError, match="one number an example"):
         summed.check()
+
+
+def clipped_training(path, x, y, batches, weights=None, clip=0.6):
+    """A recorded training that clips some of its steps; ``weights`` of the examples in the loss."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(D, 16), nn.Tanh(), nn.Linear(16, C)).double()
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    norms = []
+    with dualform.record(model, optimizer, path, dtype="float64", progress=False) as tape:
+        for index in batches:
+            tape.note(index=index)
+            shares = losses(model, (x[index], y[index]))
+            (shares if weights is None else shares * weights[index]).sum().backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip)))
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, norms
+
+
+def test_clipping_is_done_again_by_the_norm_when_other_weights_change_the_gradients(tmp_path):
+    torch.manual_seed(0)
+    x, y = torch.randn(N, D).double(), torch.randint(C, (N,))
+    batches = [torch.randperm(N)[:8] for _ in range(12)]
+    model, norms = clipped_training(tmp_path / "memory", x, y, batches)
+    assert min(norms) < 0.6 < max(norms), "only some steps are clipped"
+    run = dualform.open(tmp_path / "memory").replay(model, losses, lambda index: (x[index], y[index]))
+    weights = torch.ones(N).double()
+    weights[:10] = 3.0
+    really, other_norms = clipped_training(tmp_path / "really", x, y, batches, weights)
+    assert any((a < 0.6) != (b < 0.6) for a, b in zip(norms, other_norms, strict=True)), "other steps are clipped"
+    again = run.retrain(weights=weights[torch.cat(batches)])
+    for a, b in zip(again.parameters(), really.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_losses_may_use_parts_of_the_model(recorded, run):
+    memory, model, (x, y), inputs = recorded
+
+    def by_parts(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        assert isinstance(model, nn.Sequential)
+        hidden = model[0](batch[0]).tanh()
+        return F.cross_entropy(model[2](hidden), batch[1], reduction="none") / len(batch[0])
+
+    other = memory.replay(model, by_parts, lambda index: (x[index - 100], y[index - 100]))
+    torch.testing.assert_close(other.influence(inputs).values, run.influence(inputs).values)
+
+
+def test_answers_of_a_run_that_is_not_the_recorded_one_come_with_a_warning(recorded):
+    memory, model, (x, y), inputs = recorded
+    other = memory.replay(model, losses, lambda index: (x[index - 100] * 2, y[index - 100]))
+    with pytest.warns(DualformWarning, match="differs from the recorded one from step 1"):
+        other.influence(inputs[:1])

@@ -84,7 +84,19 @@ def convolutional() -> nn.Module:
     )
 
 
+class CalledTwice(nn.Module):
+    """One layer of batch normalisation that is called twice in a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.first(self.norm(x).tanh())).tanh())
+
+
 NETWORKS = {
+    "batch norm called twice": Setting(of(optim.SGD, lr=0.1), CalledTwice),
     "LSTM": Setting(of(optim.AdamW, lr=0.02), lambda: Recurrent(nn.LSTM)),
     "GRU": Setting(of(optim.AdamW, lr=0.02), lambda: Recurrent(nn.GRU)),
     "transformer with dropout": Setting(of(optim.AdamW, lr=0.02), Encoder),

@@ -9,11 +9,12 @@ There are three answers to "what if this example had not been there?", in rising
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.errors import HorizonError, QueryError, require
+from dualform.errors import DualformWarning, HorizonError, QueryError
 from dualform.replay import (
     Data,
     Losses,
@@ -38,109 +39,20 @@ from dualform.replay import (
 from dualform.store import Store, outside_inference_mode
 
 from .filters import Filter, matching
-from .query import Target, choose, run_model
+from .query import Target, choose, examples_first, first_axis, logits_of, run_model
+from .run_answers import Comparison, Influence, RunCheck
 
 HELD = 1 << 29
 """Bytes of what the steps of one stretch read, held at a time while influence is carried back."""
 
 
 @dataclass(frozen=True)
-class RunCheck:
-    """Whether a run came out as it was recorded: the first step that differs, and the parameters that do there."""
+class Reference:
+    """The run as it was recorded: whether it came out so, states on the way, and the trained model."""
 
-    steps: int
-    first_difference: int | None
-    parameters: tuple[str, ...]
-    reason: str
-
-    @property
-    def exact(self) -> bool:
-        return self.first_difference is None
-
-    def __str__(self) -> str:
-        if self.exact:
-            return f"{self.steps} steps were run again, and every compared entry is the recorded one bit for bit."
-        names = ", ".join(self.parameters[:4])
-        return (
-            f"The run differs from the recorded one from step {self.first_difference} of {self.steps} on (in {names}). "
-            f"{self.reason}"
-        )
-
-
-@dataclass(frozen=True)
-class Influence:
-    """How a target depends on each example: positive where the example speaks for it.
-
-    Leaving the example out of this run changes the target by about minus its value. ``values`` is (query, example), the
-    columns in the order of ``index``.
-    """
-
-    kind: Literal["through training", "direct"]
-    target: str
-    index: np.ndarray
-    values: Float[Tensor, "queries examples"]
-    visits: pa.Table
-    per_visit: Float[Tensor, "queries visits"]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def top(self, k: int = 10, query: int = 0) -> list[tuple[Any, float]]:
-        """The examples with the largest influence on a query, by their index, the strongest supporter first."""
-        values, places = self.values[query].topk(min(k, len(self.index)))
-        return [
-            (self.index[place].item(), value) for place, value in zip(places.tolist(), values.tolist(), strict=True)
-        ]
-
-    def by(self, column: str) -> dict[Any, Float[Tensor, " queries"]]:
-        """The influence of groups of visits: the values of a noted column."""
-        if column not in self.visits.column_names:
-            raise QueryError(f"no column {column!r}; the visits have {self.visits.column_names}.")
-        names, groups = np.unique(self.visits[column].to_numpy(zero_copy_only=False), return_inverse=True)
-        sums = self.per_visit.new_zeros(len(self), len(names)).index_add_(1, torch.from_numpy(groups), self.per_visit)
-        return {name.item() if hasattr(name, "item") else name: sums[:, i] for i, name in enumerate(names)}
-
-    def to_pandas(self) -> Any:
-        """A table with one line for each query and example."""
-        pandas = require("pandas", "pandas")
-        queries, examples = self.values.shape
-        return pandas.DataFrame(
-            {
-                "query": np.repeat(np.arange(queries), examples),
-                "index": np.tile(self.index, queries),
-                "influence": self.values.flatten().numpy(),
-            }
-        )
-
-    def __str__(self) -> str:
-        index, value = self.top(1)[0]
-        change = "lower" if value > 0 else "higher"
-        return (
-            f"{self.kind}: without example {index} {self.target} of query 0 would be about {abs(value):.2g} {change}."
-        )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The change of each query's target when some visits are left out, by each of the three answers."""
-
-    target: str
-    before: Float[Tensor, " queries"]
-    direct: Float[Tensor, " queries"]
-    predicted: Float[Tensor, " queries"]
-    retrained: Float[Tensor, " queries"]
-
-    def to_pandas(self) -> Any:
-        pandas = require("pandas", "pandas")
-        names = ("before", "direct", "predicted", "retrained")
-        return pandas.DataFrame({name: getattr(self, name).numpy() for name in names})
-
-    def __str__(self) -> str:
-        lines = [f"Change of {self.target} (trust the last column):", "query   before   direct  predicted  retrained"]
-        columns = (self.before, self.direct, self.predicted, self.retrained)
-        for query, (before, *changes) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            lines.append(f"{query:5d} {before:8.3f} " + "  ".join(f"{change:+8.3f}" for change in changes))
-        return "\n".join(lines)
+    check: RunCheck
+    states: list[dict[str, Any]]
+    trained: nn.Module
 
 
 class ReplayedRun:
@@ -171,16 +83,48 @@ class ReplayedRun:
 
     def check(self, steps: int | None = None) -> RunCheck:
         """Run again from the first step (all of training, or ``steps`` of it), and compare with what was recorded."""
-        end = len(self._rerun.steps) if steps is None else steps
-        if not 0 < end <= len(self._rerun.steps):
-            raise HorizonError(f"cannot run {end} steps again: the memory holds {len(self._rerun.steps)}.")
+        if steps is None:
+            return self._reference.check
+        if not 0 < steps <= len(self._rerun.steps):
+            raise HorizonError(f"cannot run {steps} steps again: the memory holds {len(self._rerun.steps)}.")
         with self._untouched_generator():
             self._rerun.load(self._first)
-            for step in range(1, end + 1):
+            for step in range(1, steps + 1):
                 self._rerun.run(step)
-                if names := differing(self.store, self._rerun.model, step):
-                    return RunCheck(end, step, tuple(names), self._likely_reason(step))
-        return RunCheck(end, None, (), "")
+                if difference := self._difference(step):
+                    return replace(difference, steps=steps)
+        return RunCheck(steps, None, (), "")
+
+    def _difference(self, step: int) -> RunCheck | None:
+        names = differing(self.store, self._rerun.model, step)
+        return RunCheck(len(self._rerun.steps), step, tuple(names), self._likely_reason(step)) if names else None
+
+    @cached_property
+    def _reference(self) -> Reference:
+        """One run with all weights 1, which every other run and question goes back to."""
+        steps, difference, states = len(self._rerun.steps), None, [self._first]
+        with self._untouched_generator():
+            self._rerun.load(self._first)
+            for step in range(1, steps + 1):
+                self._rerun.run(step)
+                difference = difference or self._difference(step)
+                if step % self._stretch == 0 and step < steps:
+                    states.append(self._rerun.state())
+            trained = copy.deepcopy(self._rerun.model).eval()
+        return Reference(difference or RunCheck(steps, None, (), ""), states, trained)
+
+    @cached_property
+    def _stretch(self) -> int:
+        """The steps between two kept states, so that what the steps of one stretch read fits into memory."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self._rerun.model.state_dict().values())
+        return max(1, min(math.isqrt(len(self._rerun.steps)), HELD // max(1, 4 * size)))
+
+    @cached_property
+    def _exact(self) -> Reference:
+        """The reference run. Answers from a run that is not the recorded one come with a warning."""
+        if not self._reference.check.exact:
+            warnings.warn(f"{self._reference.check} Its answers are about this run.", DualformWarning, stacklevel=3)
+        return self._reference
 
     def _likely_reason(self, step: int) -> str:
         random = [type(m).__name__ for m in self._rerun.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
@@ -208,8 +152,11 @@ class ReplayedRun:
 
         ``weights`` gives each visit a weight of its own; without any argument training is only repeated.
         """
+        trained, visit_weights = self._exact.trained, self._visit_weights(without, only, weights)
+        if visit_weights is None:
+            return copy.deepcopy(trained)
         with self._untouched_generator():
-            self._rerun.weights = self._visit_weights(without, only, weights)
+            self._rerun.weights = visit_weights
             try:
                 self._rerun.load(self._first)
                 self._rerun.run(len(self._rerun.steps))
@@ -255,7 +202,7 @@ class ReplayedRun:
         function, name = self._target(inputs, target)
         changes = [(self._per_visit(function, direct).double() @ (weights - 1.0)).float() for direct in (True, False)]
         with torch.no_grad():
-            before = function(self._trained)
+            before = function(self._exact.trained)
             after = function(self.retrain(weights=weights))
         return Comparison(name, before, changes[0], changes[1], after - before)
 
@@ -280,10 +227,6 @@ class ReplayedRun:
     def _example_of_visit(self) -> Tensor:
         return torch.from_numpy(np.searchsorted(self.examples, self.visits[self.index_column].to_numpy()))
 
-    @cached_property
-    def _trained(self) -> nn.Module:
-        return self.retrain()
-
     def _influence(self, inputs: Any, target: Target, direct: bool) -> Influence:
         function, name = self._target(inputs, target)
         per_visit = self._per_visit(function, direct)
@@ -296,46 +239,24 @@ class ReplayedRun:
         self, function: Callable[[nn.Module], Float[Tensor, " queries"]], direct: bool
     ) -> Float[Tensor, "queries visits"]:
         with self._untouched_generator():
-            return influences(self._rerun, function, self._states, direct=direct).values
+            return influences(self._rerun, function, self._exact.states, direct=direct).values
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:
         """The target as a function of a model. The predicted class is that of the trained network, whoever is asked."""
         with torch.no_grad(), outside_inference_mode():
-            output = run_model(self._trained, inputs)
-        examples = _count(inputs)
-        values, name = choose(output, target, examples)
+            output = run_model(self._exact.trained, inputs)
+        examples = first_axis(inputs)
+        _, name = choose(output, target, examples)
         if target is None:
-            logits = output if isinstance(output, Tensor) else output.logits
-            target = logits.reshape(len(values), -1, logits.shape[-1])[:, -1].argmax(1) if logits.ndim > 1 else None
+            target = examples_first(logits_of(output), {}).argmax(1)
 
         def function(model: nn.Module) -> Float[Tensor, " queries"]:
             return choose(run_model(model, inputs), target, examples)[0]
 
         return function, name
 
-    @cached_property
-    def _states(self) -> list[dict[str, Any]]:
-        """States between which training runs again, so that what the steps of one stretch read fits into memory."""
-        steps = len(self._rerun.steps)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self._rerun.model.state_dict().values())
-        stretch = max(1, min(max(math.isqrt(steps), 1), HELD // max(1, 4 * size)))
-        self._rerun.load(self._first)
-        states = [self._first]
-        for begin in range(stretch, steps, stretch):
-            self._rerun.run(begin)
-            states.append(self._rerun.state())
-        return states
-
     @staticmethod
     @contextmanager
     def _untouched_generator() -> Iterator[None]:
         with outside_inference_mode(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             yield
-
-
-def _count(inputs: Any) -> int:
-    """The number of examples in some inputs: the length of the first tensor among them."""
-    if isinstance(inputs, Tensor):
-        return len(inputs)
-    values = inputs.values() if hasattr(inputs, "values") else inputs
-    return next(len(value) for value in values if isinstance(value, Tensor))

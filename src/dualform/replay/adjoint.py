@@ -17,8 +17,8 @@ random numbers) changes φ by about minus its influence.
 recorded value. That is the direct contribution of an example, summed over all parameters.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils.hooks import RemovableHandle
 
 from .differentiable_step import ParameterInputs, differentiable_step
 from .rerun import PassTrace, Rerun, TracedStep
@@ -149,7 +151,7 @@ def _through_the_step(
     }  # fmt: skip
     with torch.enable_grad():
         scaled = {name: step.factor * gradient for name, gradient in gradients.items()}
-        after = differentiable_step(inputs, scaled, list(gradients), step.clip_norm, held=direct)
+        after = differentiable_step(inputs, scaled, step.clip_norm, held=direct)
     outputs, covectors = [], []
     for name, tensors in after.items():
         for key, tensor in tensors.items():
@@ -209,10 +211,11 @@ def _through_the_pass(
     outputs = [value for value in gradient if value.requires_grad]
     covectors = [pull[name] for name, value in zip(weights, gradient, strict=True) if value.requires_grad]
     before = dict(buffers)
-    for name, value, momentum in statistics:
-        outputs.append(momentum * value)
-        covectors.append(buffers[name])
-        before[name] = (1 - momentum) * buffers[name]
+    for name, value, momentum in reversed(statistics):  # a layer may be called several times
+        if value.requires_grad:  # statistics of the inputs themselves do not depend on the weights
+            outputs.append(momentum * value)
+            covectors.append(before[name])
+        before[name] = (1 - momentum) * before[name]
     leaves = [share] if direct else [share, *weights.values()]
     values, *curved = _pull_back(outputs, leaves, covectors)
     assert values is not None  # every example has a share of some gradient
@@ -232,20 +235,11 @@ def _pull_back(
 def _losses(
     rerun: Rerun, step: TracedStep, weights: Mapping[str, Tensor], at_pass: Mapping[str, Tensor], one_pass: PassTrace
 ) -> Float[Tensor, " b"]:
-    """The losses of a pass at these weights. The model's own tensors are not touched."""
+    """The losses of a pass at these weights and buffers, which take the place of the copied model's own meanwhile."""
     tensors = {**weights, **step.untrained, **{name: buffer.clone() for name, buffer in at_pass.items()}}
-    return rerun.losses(_Swapped(rerun.model, tensors), rerun.data(one_pass.index))
-
-
-class _Swapped(nn.Module):
-    """A model with other tensors in place of its own."""
-
-    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.__dict__["model"], self.__dict__["tensors"] = model, tensors
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.func.functional_call(self.__dict__["model"], self.__dict__["tensors"], args, kwargs)
+    # what torch.func.functional_call does around one forward pass, here around whatever the losses do with the model
+    with _reparametrize_module(rerun.model, tensors, tie_weights=True):
+        return rerun.losses(rerun.model, rerun.data(one_pass.index))
 
 
 @contextmanager
@@ -257,10 +251,10 @@ def _at(one_pass: PassTrace) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _batch_statistics(model: nn.Module, statistics: list[tuple[str, Tensor, float]], wanted: bool) -> Iterator[None]:
+def _batch_statistics(
+    model: nn.Module, statistics: list[tuple[str, Tensor, float]], wanted: bool
+) -> AbstractContextManager[None]:
     """Collects what batch normalisation puts into its running statistics, as functions of the weights."""
-    handles = []
 
     def collect(name: str, module: _BatchNorm, args: tuple) -> None:
         if not module.training:
@@ -269,24 +263,17 @@ def _batch_statistics(model: nn.Module, statistics: list[tuple[str, Tensor, floa
         axes = [axis for axis in range(x.ndim) if axis != 1]
         count = x.numel() // x.shape[1]
         assert module.num_batches_tracked is not None
-        momentum = module.momentum or 1.0 / (int(module.num_batches_tracked) + 1)
+        momentum = 1.0 / (int(module.num_batches_tracked) + 1) if module.momentum is None else module.momentum
         variance = x.var(axes, unbiased=False) * (count / max(count - 1, 1))
         statistics.append((f"{name}.running_mean", x.mean(axes), momentum))
         statistics.append((f"{name}.running_var", variance, momentum))
 
-    for name, module in _batch_norms(model).items() if wanted else ():
-        handles.append(module.register_forward_pre_hook(partial(collect, name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = _batch_norms(model) if wanted else {}
+    return _removed(module.register_forward_pre_hook(partial(collect, name)) for name, module in layers.items())
 
 
-@contextmanager
-def _normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> Iterator[None]:
+def _normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Batch normalisation in evaluation mode, by statistics that autograd sees."""
-    handles = []
 
     def normalise(name: str, module: _BatchNorm, args: tuple, output: Tensor) -> Tensor:
         shape = [1, -1] + [1] * (args[0].ndim - 2)
@@ -294,13 +281,17 @@ def _normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> Iterat
         out = (args[0] - mean) / (variance + module.eps).sqrt()
         return out if module.weight is None else out * module.weight.reshape(shape) + module.bias.reshape(shape)
 
-    for name, module in _batch_norms(model).items() if statistics else ():
-        handles.append(module.register_forward_hook(partial(normalise, name)))
-    try:
-        yield
-    finally:
+    layers = _batch_norms(model) if statistics else {}
+    return _removed(module.register_forward_hook(partial(normalise, name)) for name, module in layers.items())
+
+
+@contextmanager
+def _removed(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that stay until the block ends."""
+    with ExitStack() as stack:
         for handle in handles:
-            handle.remove()
+            stack.callback(handle.remove)
+        yield
 
 
 def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:

@@ -13,7 +13,7 @@ With ``held=True`` P and κ are constants. The step is then the rule's linear tr
 contributions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,31 +41,19 @@ class ParameterInputs:
 def differentiable_step(
     inputs: Mapping[str, ParameterInputs],
     gradients: Mapping[str, Tensor],
-    clipped: Sequence[str] = (),
-    clip_norm: float | None = None,
-    held: bool = False,
+    clip_norm: float | None,
+    held: bool,
 ) -> dict[str, dict[str, Tensor]]:
     """All parameters and their state after a step on the summed ``gradients``, by parameter and name of the tensor.
 
-    ``clip_norm`` bounds the norm of the gradients of the ``clipped`` parameters together, as ``clip_grad_norm_`` does.
+    ``clip_norm`` bounds the norm of all gradients together, as ``clip_grad_norm_`` does.
     """
-    factor = _clip_factor([gradients[name] for name in clipped if name in gradients], clip_norm, held)
-    after = {}
-    for name, parameter in inputs.items():
-        if name not in gradients:
-            after[name] = parameter.tensors
-            continue
-        gradient = gradients[name] if factor is None or name not in clipped else factor * gradients[name]
-        after[name] = _step_of_one(parameter, gradient, held)
-    return after
-
-
-def _clip_factor(gradients: Sequence[Tensor], clip_norm: float | None, held: bool) -> Tensor | None:
-    if clip_norm is None:
-        return None
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    return factor.detach() if held else factor
+    if clip_norm is not None:
+        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = factor.detach() if held else factor
+        gradients = {name: factor * gradient for name, gradient in gradients.items()}
+    return {name: _step_of_one(parameter, gradients[name], held) for name, parameter in inputs.items()}
 
 
 def _step_of_one(parameter: ParameterInputs, gradient: Tensor, held: bool) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn, optim
 
 from dualform.errors import QueryError
-from dualform.rules import Rule, Settings, rule_for
+from dualform.rules import Rule, rule_for
 
 from .differentiable_step import ParameterInputs
 
@@ -80,12 +80,14 @@ class Rerun:
     position: int = 0
     clip_norm: float | None = None
     """The norm that gradients are clipped to, once a step has shown it."""
-    held_factors: list[int] = field(default_factory=list)
+    held_factors: set[int] = field(default_factory=set)
     """Steps whose gradients were scaled by a factor that is no clipping; influence holds it constant."""
-    _rules: list[Rule] = field(init=False)
+    _norms: dict[int, float] = field(default_factory=dict)
+    """The norm of the gradients of each step as it was recorded."""
 
     def __post_init__(self) -> None:
         self._rules = [rule_for(optimizer) for optimizer in self.optimizers]
+        self._has_scales = any(abs(step.scale - 1.0) >= 1e-5 for step in self.steps)
 
     def state(self) -> dict[str, Any]:
         """All that a later call of :meth:`load` needs to go on from here."""
@@ -143,21 +145,26 @@ class Rerun:
     def _scaling(self, trace: StepTrace) -> tuple[float | None, float]:
         """The norm that this step clips gradients to, and the factor that it multiplies them with if it does not clip.
 
-        A memory holds the factor alone. If the factor times the norm is the same number at every step, gradients were
-        clipped to that norm, and the factor depends on all examples of the step.
+        A memory holds the factor alone. If the factor is what clipping to one norm gives at every step, gradients were
+        clipped, and the factor depends on all examples of the step. The run without ``weights`` finds that out.
         """
-        if trace.clip_norm is not None or abs(trace.scale - 1.0) < 1e-5:
+        if trace.clip_norm is not None or not self._has_scales:
             return trace.clip_norm, 1.0
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack([gradient.double().norm() for gradient in gradients])))
-        bound = trace.scale * (norm + 1e-6)
-        if self.clip_norm is None:
+        if self.position not in self._norms:
+            assert self.weights is None, "the run without weights comes first"
+            gradients = [parameter.grad.double() for parameter in self.model.parameters() if parameter.grad is not None]
+            self._norms[self.position] = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+        norm = self._norms[self.position] + 1e-6
+        is_scaled = abs(trace.scale - 1.0) >= 1e-5
+        if self.clip_norm is None and is_scaled:
+            bound = trace.scale * norm
             nice = float(f"{bound:.4g}")
             self.clip_norm = nice if abs(nice - bound) < 1e-4 * bound else bound
-        if trace.scale < 1.0 and abs(bound - self.clip_norm) < 1e-3 * self.clip_norm:
+        if self.clip_norm is not None and abs(trace.scale - min(1.0, self.clip_norm / norm)) < 1e-3 * trace.scale:
             return self.clip_norm, 1.0
-        self.held_factors.append(self.position + 1)
-        return None, trace.scale
+        if is_scaled:
+            self.held_factors.add(self.position + 1)
+        return None, trace.scale if is_scaled else 1.0
 
     def backward(self, one_pass: PassTrace) -> None:
         """One backward pass as the loop made it."""
@@ -196,7 +203,7 @@ def _inputs_of(
     rule: Rule, group: Mapping[str, Any], state: Mapping[str, Any], parameter: nn.Parameter
 ) -> ParameterInputs:
     """What a step is about to read of one parameter, copied."""
-    settings: Settings = rule.settings(group, state)
+    settings = rule.settings(group, state)
     buffer = state.get(rule.buffer) if rule.buffer else None
     shared = {name: state[name].detach().clone() for name in rule.shared if isinstance(state.get(name), Tensor)}
     return ParameterInputs(

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn, optim
 
-from dualform.errors import QueryError, ResumeError, UnsupportedOptimizer
+from dualform.errors import QueryError, UnsupportedOptimizer
 from dualform.rules import RULES
 from dualform.store import ParameterSteps, Store, entry_sample
 
@@ -43,6 +44,13 @@ def _passes(store: Store, index: str) -> list[tuple[PassTrace, ...]]:
         raise QueryError(
             f"the memory at {store.path} has no column {index!r} (it has {visits.column_names}), so nothing says which "
             "examples a step saw. Note it while recording: tape.note(index=…)."
+        )
+    if not pa.types.is_integer(visits[index].type):
+        raise QueryError(f"the column {index!r} holds {visits[index].type}; examples are run again by whole numbers.")
+    if store.manifest.ranks > 1:
+        raise QueryError(
+            f"the memory at {store.path} was recorded by {store.manifest.ranks} processes; only a run of one process "
+            "can be run again yet."
         )
     if "copy" in visits.column_names:
         raise QueryError(
@@ -99,7 +107,7 @@ def ordered_names(store: Store) -> list[str]:
 def load_first_weights(store: Store, model: nn.Module) -> None:
     """Put a copy of the model where the recorded training began."""
     if store.manifest.shards and any(store.initial_states(name) for name in _explained(store)):
-        raise ResumeError(
+        raise QueryError(
             f"the memory at {store.path} begins with state in its optimiser (a loaded momentum); it cannot be run "
             "again from there yet."
         )

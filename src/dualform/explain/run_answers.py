@@ -1,0 +1,111 @@
+"""Answers of a replayed run: is it exact, what would change without an example, and what did change."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.errors import QueryError, require
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """Whether a run came out as it was recorded: the first step that differs, and the parameters that do there."""
+
+    steps: int
+    first_difference: int | None
+    parameters: tuple[str, ...]
+    reason: str
+
+    @property
+    def exact(self) -> bool:
+        return self.first_difference is None
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"{self.steps} steps were run again, and every compared entry is the recorded one bit for bit."
+        names = ", ".join(self.parameters[:4])
+        return (
+            f"The run differs from the recorded one from step {self.first_difference} of {self.steps} on (in {names}). "
+            f"{self.reason}"
+        )
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How a target depends on each example: positive where the example speaks for it.
+
+    Leaving the example out of this run changes the target by about minus its value. ``values`` is (query, example), the
+    columns in the order of ``index``.
+    """
+
+    kind: Literal["through training", "direct"]
+    target: str
+    index: np.ndarray
+    values: Float[Tensor, "queries examples"]
+    visits: pa.Table
+    per_visit: Float[Tensor, "queries visits"]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def top(self, k: int = 10, query: int = 0) -> list[tuple[Any, float]]:
+        """The examples with the largest influence on a query, by their index, the strongest supporter first."""
+        values, places = self.values[query].topk(min(k, len(self.index)))
+        return [
+            (self.index[place].item(), value) for place, value in zip(places.tolist(), values.tolist(), strict=True)
+        ]
+
+    def by(self, column: str) -> dict[Any, Float[Tensor, " queries"]]:
+        """The influence of groups of visits: the values of a noted column."""
+        if column not in self.visits.column_names:
+            raise QueryError(f"no column {column!r}; the visits have {self.visits.column_names}.")
+        names, groups = np.unique(self.visits[column].to_numpy(zero_copy_only=False), return_inverse=True)
+        sums = self.per_visit.new_zeros(len(self), len(names)).index_add_(1, torch.from_numpy(groups), self.per_visit)
+        return {name.item() if hasattr(name, "item") else name: sums[:, i] for i, name in enumerate(names)}
+
+    def to_pandas(self) -> Any:
+        """A table with one line for each query and example."""
+        pandas = require("pandas", "pandas")
+        queries, examples = self.values.shape
+        return pandas.DataFrame(
+            {
+                "query": np.repeat(np.arange(queries), examples),
+                "index": np.tile(self.index, queries),
+                "influence": self.values.flatten().numpy(),
+            }
+        )
+
+    def __str__(self) -> str:
+        index, value = self.top(1)[0]
+        change = "lower" if value > 0 else "higher"
+        return (
+            f"{self.kind}: without example {index} {self.target} of query 0 would be about {abs(value):.2g} {change}."
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The change of each query's target when some visits are left out, by each of the three answers."""
+
+    target: str
+    before: Float[Tensor, " queries"]
+    direct: Float[Tensor, " queries"]
+    predicted: Float[Tensor, " queries"]
+    retrained: Float[Tensor, " queries"]
+
+    def to_pandas(self) -> Any:
+        pandas = require("pandas", "pandas")
+        names = ("before", "direct", "predicted", "retrained")
+        return pandas.DataFrame({name: getattr(self, name).numpy() for name in names})
+
+    def __str__(self) -> str:
+        lines = [f"Change of {self.target} (trust the last column):", "query   before   direct  predicted  retrained"]
+        columns = (self.before, self.direct, self.predicted, self.retrained)
+        for query, (before, *changes) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            lines.append(f"{query:5d} {before:8.3f} " + "  ".join(f"{change:+8.3f}" for change in changes))
+        return "\n".join(lines)
