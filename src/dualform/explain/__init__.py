@@ -7,8 +7,7 @@ from .groups import stretch_edges
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory
 from .query import is_preconditioned
-from .run import ReplayedRun
-from .run_answers import Comparison, Influence, RunCheck
+from .runs import Comparison, Influence, ReplayedRun, RunCheck
 from .spotlight import Spotlight
 from .weights import Certificate, Ledger
 

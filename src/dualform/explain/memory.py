@@ -22,7 +22,7 @@ from dualform.types import Mark
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
 from .query import Target, run_model, shadow_of
-from .run import ReplayedRun
+from .runs import ReplayedRun
 from .spotlight import Spotlight
 from .weights import (
     Certificate,
