@@ -49,6 +49,9 @@ def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memo
     return Memory(store, StoreView(store.steps))
 
 
+KEEPS_NO_SLOTS = 'this memory keeps no slots (keep="replay"), but what training needs to run again:'
+
+
 @dataclass(frozen=True)
 class Memory:
     """A recorded training run, read at a horizon and through a mask. Made by :func:`dualform.open`.
@@ -134,6 +137,11 @@ class Memory:
         (:meth:`is_of`), else ``model`` with the memory's weights (it is not changed).
         """
         self.store.need_steps()
+        if not self.store.manifest.layers:
+            raise QueryError(
+                f"{self.store.path}: {KEEPS_NO_SLOTS} run = memory.replay(model, losses, data); run.attend(inputs), or "
+                "run.influence(inputs)."
+            )
         return Spotlight(self, model, inputs, self.weights_for(model), target)
 
     def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> LinearFunctional:
@@ -352,4 +360,8 @@ class Memory:
         floor = {name: agreement.floor for name, agreement in agreements.items()}
         reasons = {p.name: p.reason for p in self.store.manifest.parameters if p.kind == "rest"}
         ending = self.store.manifest.ending if self.step == self.store.steps else ""
+        if not self.store.manifest.layers:
+            compares = "run = memory.replay(model, losses, data); run.check() compares."
+            ending = f"{KEEPS_NO_SLOTS} {compares} {ending}".rstrip()
+            reasons = {}
         return Certificate(self.step, errors, floor, tuple(reasons), self.store.manifest.marks, reasons, ending)

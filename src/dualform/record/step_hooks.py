@@ -20,9 +20,9 @@ from dualform.types import Transition
 from .demotion import Demotion
 from .hooks import uncompiled
 from .plan import RecordingPlan
-from .run_log import RunKeeper
+from .run_log import RunKeeper, RunPass
 from .shards import ShardBuilder, SizeReport
-from .slots import Batch
+from .slots import Batch, ModelCall
 from .state import state_tensors
 from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
 from .verify import Marks, probe_gradients
@@ -56,8 +56,8 @@ class StepHooks:
         self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
         self._joined: list[optim.Optimizer] = []
         """The optimisers that have joined in the last step."""
-        self._batches: list[Batch] = []
-        """The batches of the step under way, as recorded layers have seen them."""
+        self._passes: list[RunPass] = []
+        """The passes of the step under way, as recorded layers have seen them."""
         self._backwards = 0
         """The number of backward passes before it."""
         self._demotion = Demotion(backward_hooks, shard_builder, marks)
@@ -145,9 +145,10 @@ class StepHooks:
         self._probe_gradients(updates)
         if self.backward_hooks.unseen or any(update.bare for update in updates):
             updates = self._without_demoted(updates)
-        self._batches = self._check_slots(updates)
+        self._check_slots(updates)
         if self.run_keeper is not None:
-            self.run_keeper.before_step(self.clock.next_step, optimizer, self._batches)
+            self._passes = passes_of(updates)
+            self.run_keeper.before_step(self.clock.next_step, optimizer, self._passes)
         self._rule_audit.before(optimizer, rule, updates)
         self.outside.unfinished_step.begin(optimizer)
         self._updates, self.interrupts.stepping = updates, optimizer
@@ -193,10 +194,8 @@ class StepHooks:
             if not bool(grad.isfinite().all()):
                 raise self._not_finite(f"the gradient of '{follower.name}' holds")
 
-    def _check_slots(self, updates: Sequence[ParameterUpdate]) -> list[Batch]:
-        """Raise an error if slots are not finite, or if their batch was not noted with the usual columns. Returns the
-        batches.
-        """
+    def _check_slots(self, updates: Sequence[ParameterUpdate]) -> None:
+        """Raise an error if slots are not finite, or if their batch was not noted with the usual columns."""
         batches = {}
         for update in updates:
             for gradient_pass in update.passes:
@@ -206,7 +205,6 @@ class StepHooks:
                         raise self._not_finite(f"the inputs or errors of layer '{slots.layer.name}' hold")
         for batch in batches.values():
             self.notes.check(batch)
-        return list(batches.values())
 
     def _not_finite(self, subject: str) -> NonFiniteGradient:
         step = self.clock.step
@@ -231,7 +229,7 @@ class StepHooks:
             self._joined, self._backwards = [], self._count_backwards()
         self._joined.append(optimizer)
         if self.run_keeper is not None:
-            self.run_keeper.after_step(self.clock.step, optimizer, self._batches, self.shard_builder.pending)
+            self.run_keeper.after_step(self.clock.step, optimizer, self._passes, self.shard_builder.pending)
             self.sizes.announce(self.clock.step, self.run_keeper.announcement)
         self._rule_audit.after(self.clock.step)
         self.shard_builder.enter(self.clock.step, updates)
@@ -247,3 +245,16 @@ class StepHooks:
         all_joined = len(self._joined) == len(self.plan.rules)
         all_joined = all_joined or (self.backward_hooks.ranks.alone and not self._gradients_wait())
         self.shard_builder.add(self.clock.step, updates, all_joined)
+
+
+def passes_of(updates: Sequence[ParameterUpdate]) -> list[RunPass]:
+    """The passes whose slots a step uses, each with the calls of the model that they come from."""
+    batches: dict[int, Batch] = {}
+    calls: dict[int, dict[int, ModelCall]] = {}
+    for update in updates:
+        for gradient_pass in update.passes:
+            for slots in gradient_pass.slots:
+                batches[id(slots.batch)] = slots.batch
+                if slots.entry is not None:
+                    calls.setdefault(id(slots.batch), {})[slots.entry.number] = slots.entry
+    return [RunPass(batch, [call for _, call in sorted(calls.get(key, {}).items())]) for key, batch in batches.items()]

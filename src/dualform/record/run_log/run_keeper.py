@@ -4,7 +4,7 @@ It stands beside whatever else is kept of a run (``record(…, replay="2 GB")``)
 recorded layers have no hooks, and the batches of a step are those that :class:`PassWatch` has seen.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..hooks import Interrupts
 from ..plan import RecordingPlan
 from ..slots import Batch, BatchColumns, ModelCall, ModelCalls
 from ..training import NewBatch
-from .pass_watch import PassWatch
+from .pass_watch import PassWatch, RunPass
 from .state_schedule import StateSchedule
 
 STATES = 10
@@ -42,6 +42,9 @@ UNNOTED = (
     "again. Write tape.note(index=…) for every batch, or record without replay."
 )
 REGROUPED = "an optimiser got other parameter groups at step {step}, and only the steps before can be run again"
+
+
+NO_STATE = torch.empty(0)
 
 
 class RunKeeper:
@@ -58,7 +61,9 @@ class RunKeeper:
     ) -> None:
         self.plan, self.optimizers, self.notes, self.log, self.only = plan, optimizers, notes, log, log.only
         self.watch = PassWatch(optimizers, notes, interrupts)
-        self.calls = ModelCalls(plan.model, self._call_begins, self._call_ends, lambda: interrupts.interruptions)
+        self.calls = ModelCalls(
+            plan.model, notes.begin_call, lambda *_: None, lambda: interrupts.interruptions, watcher=self
+        )
         """The user's calls, where no layer is recorded."""
         self._budget, self._schedule = budget, StateSchedule(0)
         self._size_is_known = False
@@ -66,7 +71,6 @@ class RunKeeper:
         self._weights = plan.trained
         self._modules = list(plan.model.named_modules())
         self._parameters = list(plan.model.named_parameters())
-        self._generator = torch.get_rng_state()
         self._end: Tensor | None = None
         """The state of the generator after the last pass of the run: random numbers go on from there."""
         self._gradient = 0.0
@@ -83,7 +87,7 @@ class RunKeeper:
     @property
     def waiting(self) -> bool:
         """Whether gradients wait for their step, where no layer is recorded."""
-        return bool(self.watch.batches)
+        return bool(self.watch.passes)
 
     # ---------------------------------------------------------------------------------------- calls and passes
 
@@ -91,73 +95,47 @@ class RunKeeper:
         """Watch the calls of the model, in place of hooks on recorded layers; returns the handles."""
         return [self.calls.hook()]
 
-    def _call_begins(self, gradients: bool, by_user: bool) -> None:
-        self.notes.begin_call(gradients, by_user)
-        if gradients and by_user and self.calls.current is not None:
-            self._generator = torch.get_rng_state()
-            self.calls.current.calls[""] += 1
+    def call_begins(self, call: ModelCall) -> None:
+        """The loop calls the model, and a backward pass may follow: remember what the call begins with."""
+        call.generators = torch.get_rng_state(), NO_STATE
+        call.modes = (
+            tuple([name for name, module in self._modules if not module.training]),
+            tuple([name for name, parameter in self._parameters if not parameter.requires_grad]),
+        )
+        if self.only:
+            call.calls[""] += 1
             self.notes.begin_forward()
-            self.batch_begins(self.notes.batch)
 
-    def _call_ends(
-        self, call: ModelCall, module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any
-    ) -> None:
-        self._call_is_over()
-        self.watch.called(output)
-
-    def around_calls(
-        self, began: Callable[[bool, bool], None], ended: Callable[..., None]
-    ) -> tuple[Callable[[bool, bool], None], Callable[..., None]]:
-        """Callbacks for calls that recorded layers watch, which tell this object, too."""
-
-        def begins(gradients: bool, by_user: bool) -> None:
-            began(gradients, by_user)
-            if gradients and by_user:
-                self._generator = torch.get_rng_state()
-
-        def ends(call: ModelCall, *arguments: Any) -> None:
-            self._call_is_over()
-            ended(call, *arguments)
-
-        return begins, ends
-
-    def batch_begins(self, batch: Batch) -> None:
-        """A forward pass belongs to this batch; if it is the first one, remember what it begins with."""
-        if batch.generators is None:
-            batch.generators = self._generator, self._generator
-            batch.modes = (
-                tuple([name for name, module in self._modules if not module.training]),
-                tuple([name for name, parameter in self._parameters if not parameter.requires_grad]),
-            )
-
-    def _call_is_over(self) -> None:
-        batch = self.notes.batch
-        if batch.generators is not None:
-            batch.generators = batch.generators[0], torch.get_rng_state()
+    def call_ends(self, call: ModelCall, output: Any) -> None:
+        """The call is over."""
+        if call.generators is not None:
+            call.generators = call.generators[0], torch.get_rng_state()
+        if self.only:
+            self.watch.called(call, output)
 
     # --------------------------------------------------------------------------------------------------- steps
 
-    def before_step(self, step: int, optimizer: optim.Optimizer, batches: Iterable[Batch]) -> None:
-        """The gradients of a step are final; ``batches`` are those that recorded layers have seen in it."""
+    def before_step(self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass]) -> None:
+        """The gradients of a step are final; ``passes`` are those that recorded layers have seen."""
         self._gradient = gradient_norm([p.grad for group in optimizer.param_groups for p in group["params"]])
-        batches = self.watch.batches if self.only else batches
-        for batch in batches:
-            if INDEX_COLUMN not in batch.columns:
+        for run_pass in self.watch.passes if self.only else passes:
+            if INDEX_COLUMN not in run_pass.batch.columns:
                 raise RecordError(UNNOTED.format(step=step))
             if self.only:
-                self.notes.check(batch)
+                self.notes.check(run_pass.batch)
 
     def after_step(
-        self, step: int, optimizer: optim.Optimizer, batches: Iterable[Batch], pending: PendingShard
+        self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass], pending: PendingShard
     ) -> None:
         """An optimiser has taken a step, or its part of one."""
         lines = pending.log
         if self.only:
-            batches, self.watch.batches = self.watch.batches, []
-            self._batches.setdefault(step, []).extend(batches)
-        for batch in batches:
-            if not batch.in_run:
-                self._go_on_from(batch, step, lines)
+            passes, self.watch.passes = self.watch.passes, []
+            self._batches.setdefault(step, []).extend(run_pass.batch for run_pass in passes)
+        for run_pass in passes:
+            if not run_pass.batch.in_run:
+                run_pass.batch.in_run = run_pass.batch.done = True
+                self._go_on_from(run_pass, step, lines)
         number = next(i for i, own in enumerate(self.optimizers) if own is optimizer)
         checksum = weights_checksum(self._weights)
         for place, group in enumerate(optimizer.param_groups):
@@ -169,16 +147,19 @@ class RunKeeper:
             self._revise(lines, broken=REGROUPED.format(step=step))
         self._keep_state(step, pending)
 
-    def _go_on_from(self, batch: Batch, step: int, lines: RunLogLines) -> None:
-        """A pass of the run: note the state of the generator where it is not that after the pass before."""
-        batch.in_run = batch.done = True
-        if batch.generators is not None:
-            begin, end = batch.generators
-            batch.generator = None if self._end is not None and torch.equal(begin, self._end) else begin
-            batch.generators, self._end = None, end
+    def _go_on_from(self, run_pass: RunPass, step: int, lines: RunLogLines) -> None:
+        """Note the state of the generator where it is not that after the pass before, and modes that have changed."""
+        calls = run_pass.calls
+        spans = [call.generators for call in calls if call.generators is not None]
+        if not spans:
+            return
+        begin, end = spans[0][0], spans[-1][1]
+        if self._end is None or not torch.equal(begin, self._end):
+            run_pass.batch.generator = begin
+        self._end = end
         last = self.log.modes[-1] if self.log.modes else Modes(0, (), ())
-        if batch.modes != (last.evaluating, last.without_gradient):
-            self._revise(lines, modes=(*self.log.modes, Modes(step, *batch.modes)))
+        if calls[0].modes != (last.evaluating, last.without_gradient):
+            self._revise(lines, modes=(*self.log.modes, Modes(step, *calls[0].modes)))
 
     def _revise(self, lines: RunLogLines, **changes: Any) -> None:
         self.log = lines.revised = replace(self.log, **changes)

@@ -2,7 +2,7 @@
 
 from . import slot_buffers
 from .batch_columns import Batch, BatchColumns
-from .model_calls import ModelCall, ModelCalls, Shapes
+from .model_calls import CallWatcher, ModelCall, ModelCalls, Shapes
 from .slot_buffers import SHARD_BYTES, CallSlots, RowRun, SlotBuffer
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Batch",
     "BatchColumns",
     "CallSlots",
+    "CallWatcher",
     "ModelCall",
     "ModelCalls",
     "RowRun",

@@ -50,12 +50,10 @@ class Batch:
         """How many calls of each module belong to it."""
         self.calls_before: Counter[str] = Counter()
         """The calls of the batch that it turned out to belong to, before it was joined."""
-        self.generators: tuple[Tensor, Tensor] | None = None
-        """Where the run can be run again: the states of torch's generator before and after its forward passes …"""
         self.generator: Tensor | None = None
-        """… and the one before them, if random numbers do not simply go on from the batch before."""
-        self.modes: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
-        """The modules that were in evaluation mode, and the parameters that took no gradient."""
+        """Where it can be run again: the state of torch's generator before it, if random numbers do not simply go on
+        from the batch before.
+        """
         self.in_run = False
         """Whether a step that can be run again has used it."""
 

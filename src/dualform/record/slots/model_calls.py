@@ -7,12 +7,15 @@ keep their hooks.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..hooks import Hook, is_opaque, uncompiled
+
+NUMBERS = count()
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -20,24 +23,42 @@ Shapes = tuple[tuple[int, ...], ...]
 class ModelCall:
     """One call by the user: the module, the shapes of its tensors, and the recorded calls inside it so far."""
 
-    __slots__ = ("calls", "inputs", "outputs", "path")
+    __slots__ = ("calls", "generators", "inputs", "modes", "number", "outputs", "path")
 
     def __init__(self, path: str, inputs: Shapes) -> None:
         self.path, self.inputs = path, inputs
         self.outputs: Shapes = ()
+        self.number = next(NUMBERS)
+        """Calls are counted in their order."""
         self.calls: Counter[str] = Counter()
+        self.generators: tuple[Tensor, Tensor] | None = None
+        """The states of torch's generator before and after it, where a run is recorded to be run again …"""
+        self.modes: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        """… and the modules in evaluation mode, and the parameters that take no gradient."""
+
+
+class CallWatcher(Protocol):
+    """Is told of every call by the user that may be followed by a backward pass."""
+
+    def call_begins(self, call: ModelCall) -> None:
+        """The call is about to run."""
+        ...
+
+    def call_ends(self, call: ModelCall, output: Any) -> None:
+        """The call has run."""
+        ...
 
 
 class ModelCalls:
     """Watches the outermost calls. ``began(gradients, by_user)`` is called at the beginning of each; ``by_user`` is
-    False inside a backward pass. ``ended`` is called with the arguments and the output of each call in which
-    a recorded layer ran.
+    False inside a backward pass. ``ended`` is called with the arguments of each call in which a recorded layer ran.
     """
 
     def __init__(
         self, model: nn.Module, began: Callable[[bool, bool], None], ended: Callable[..., None],
-        interruptions: Callable[[], int],
+        interruptions: Callable[[], int], watcher: CallWatcher | None = None,
     ) -> None:  # fmt: skip
+        self._watcher = watcher
         self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
         self._interrupted = 0
         self.current: ModelCall | None = None
@@ -107,7 +128,10 @@ class ModelCalls:
             self.current = ModelCall(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
             if self.current is None:
                 self._without_gradients.add(path)
-            self._began(self.current is not None, torch._C._current_graph_task_id() == -1)
+            by_user = torch._C._current_graph_task_id() == -1
+            self._began(self.current is not None, by_user)
+            if self._watcher is not None and self.current is not None and by_user:
+                self._watcher.call_begins(self.current)
 
     @uncompiled
     def _after(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
@@ -117,12 +141,14 @@ class ModelCalls:
         if self._depth:
             return
         call, self.current = self.current, None
+        if self._watcher is not None and call is not None and torch._C._current_graph_task_id() == -1:
+            self._watcher.call_ends(call, output)
         if call is not None and call.calls:
             self.last = call
             self._called.add(path)
             call.outputs = shapes_of((output,), {})
             if output is not None:
-                self._ended(call, module, args, kwargs, output)
+                self._ended(call, module, args, kwargs)
 
 
 def shapes_of(args: tuple, kwargs: Mapping[str, Any]) -> Shapes:

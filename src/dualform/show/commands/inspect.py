@@ -11,19 +11,21 @@ def print_contents(memory: Memory, console: Console) -> None:
     """Print steps, visits, columns, layers, sizes on disk, the certificate and the marks."""
     manifest = memory.store.manifest
     versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
-    console.print(
-        f"[bold]{memory.path}[/]: {memory.step:,} steps, {manifest.visits:,} visits, slots in {manifest.dtype}"
-    )
+    slots = f"slots in {manifest.dtype}" if manifest.layers else "no slots"
+    console.print(f"[bold]{memory.path}[/]: {memory.step:,} steps, {manifest.visits:,} visits, {slots}")
     console.print(f"recorded with {versions}\n")
     if manifest.ending:
         console.print(f"{manifest.ending}\n")
-    console.print(layers_table(memory), disk_table(memory))
+    console.print(*([layers_table(memory)] if manifest.layers else []), disk_table(memory))
     if not memory.step:
         console.print("No step is complete, so there is nothing to ask yet.")
         return
     console.print(columns_table(memory))
-    console.print(f"How exactly the memory rebuilds the weights of step {memory.step:,}:")
-    console.print(certificate_table(memory.certificate))
+    if manifest.run_log is not None:
+        console.print(f"{manifest.run_log}\n")
+    if manifest.layers:
+        console.print(f"How exactly the memory rebuilds the weights of step {memory.step:,}:")
+        console.print(certificate_table(memory.certificate))
     for mark in manifest.marks:
         console.print(f"[bold]![/] '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}.")
     if not manifest.marks:

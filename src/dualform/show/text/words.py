@@ -78,7 +78,9 @@ def disk_files(memory: Memory) -> dict[str, int]:
     """The files that a memory's manifest names, with their sizes in bytes."""
     manifest = memory.store.manifest
     shards = {name: entry.bytes for shard in manifest.shards for name, entry in shard.files.items()}
-    return {"init.safetensors": manifest.init.bytes, **shards}
+    others = {entry.name: entry.file.bytes for entry in manifest.ledgers}
+    others |= {entry.name: entry.file.bytes for entry in (manifest.run_log.states if manifest.run_log else ())}
+    return {"init.safetensors": manifest.init.bytes, **shards, **others}
 
 
 def disk_size(memory: Memory) -> int:

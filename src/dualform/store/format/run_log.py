@@ -58,6 +58,14 @@ class RunLog:
     """Why the run cannot be run again to its end."""
     states: tuple[StateEntry, ...] = ()
 
+    def __str__(self) -> str:
+        if self.broken:
+            return f"The run cannot be run again to its end: {self.broken}."
+        steps = [f"{state.step:,}" for state in self.states]
+        shown = ", ".join(steps if len(steps) < 7 else [*steps[:3], "…", steps[-1]])
+        kept = f"whole states of {len(steps)} steps ({shown})" if steps else "no whole states on the way"
+        return f"The run can be run again (memory.replay): {kept}, recorded with {self.threads} threads."
+
     def upto(self, step: int) -> "RunLog":
         """The log up to a step, from which recording goes on."""
         return replace(

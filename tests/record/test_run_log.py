@@ -1,0 +1,407 @@
+"""A training recorded with ``replay=`` runs again bit for bit: random numbers, modes, states, whatever else is kept."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+import dualform
+from dualform.errors import HorizonError, NoteError, QueryError, RecordError, ResumeError, SizeError
+from dualform.record.run_log.state_schedule import StateSchedule
+
+N, D, C = 48, 12, 3
+X, Y = torch.randn(N, D, generator=torch.Generator().manual_seed(1)), torch.arange(N) % C
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 5, batch_first=True), nn.Linear(5, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.reshape(-1, 4, 3))[0][:, -1])
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(4, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x.reshape(-1, 3, 4)).mean(1))
+
+
+class LowRank(nn.Module):
+    """A frozen layer with a trained correction of rank 2, and dropout before it, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(D, C), nn.Linear(D, 2, bias=False), nn.Linear(2, C, bias=False)
+        self.dropout = nn.Dropout(0.1)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(self.dropout(x)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, C))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, D)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Flatten(), nn.Linear(30, C)
+    )
+
+
+def adamw_in_groups(model: nn.Module) -> optim.Optimizer:
+    weights, others = [], []
+    for parameter in model.parameters():
+        (weights if parameter.ndim > 1 else others).append(parameter)
+    return optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 3e-3}], lr=1e-2)
+
+
+def trained(kind: type[optim.Optimizer], **options: Any) -> Callable[[nn.Module], optim.Optimizer]:
+    return lambda model: kind([p for p in model.parameters() if p.requires_grad], **options)
+
+
+ADAM = trained(optim.Adam, lr=1e-2)
+
+
+@dataclass
+class Loop:
+    """A training loop with the habits that loops have."""
+
+    model: Callable[[], nn.Module] = mlp
+    optimizer: Callable[[nn.Module], optim.Optimizer] = ADAM
+    clip: float | None = None
+    accumulate: int = 1
+    schedule: bool = False
+    evaluates: bool = False
+    scaler: bool = False
+    frozen: str = ""
+    evaluating: str = ""
+    noise: bool = False
+
+    def losses(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        logits = model(batch[0])
+        if self.noise:
+            logits = logits + 0.1 * torch.randn_like(logits)
+        return F.cross_entropy(logits, batch[1], reduction="none") / (len(batch[1]) * self.accumulate)
+
+    def run(self, model: nn.Module, optimizer: optim.Optimizer, tape: Any, epochs: int = 2) -> list[dict[str, Tensor]]:
+        schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if self.schedule else None
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if self.scaler else None
+        states, batches = [], 0
+        for epoch in range(epochs):
+            if self.evaluating:
+                model.get_submodule(self.evaluating).eval()
+            if self.frozen:
+                model.get_submodule(self.frozen).requires_grad_(epoch > 0)
+            for index in torch.randperm(N).split(10):
+                tape.note(index=index, label=Y[index])
+                loss = self.losses(model, (X[index], Y[index])).sum()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                batches += 1
+                if batches % self.accumulate:
+                    continue
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                if self.clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                optimizer.zero_grad()
+                if schedule:
+                    schedule.step()
+                states.append(copy.deepcopy(model.state_dict()))
+                if self.evaluates:
+                    model.eval()
+                    model(X[:5])
+                    torch.rand(3)
+                    model.train()
+        return states
+
+
+LOOPS = {
+    "dropout": Loop(),
+    "batch norm": Loop(convolutions, trained(optim.SGD, lr=0.05, momentum=0.9, nesterov=True)),
+    "lstm": Loop(Recurrent, trained(optim.RMSprop, lr=1e-2, centered=True)),
+    "transformer, groups, clipped": Loop(Transformer, adamw_in_groups, clip=0.05),
+    "low rank": Loop(LowRank, trained(optim.NAdam, lr=1e-2)),
+    "accumulated, schedule": Loop(accumulate=2, schedule=True),
+    "evaluates between": Loop(evaluates=True),
+    "loss scale": Loop(scaler=True, clip=0.3),
+    "frozen for an epoch": Loop(frozen="0"),
+    "one module evaluates": Loop(convolutions, evaluating="2"),
+    "noise in the loss": Loop(noise=True),
+}
+
+
+def record(loop: Loop, path: Any, **options: Any) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    torch.manual_seed(0)
+    model = loop.model()
+    optimizer = loop.optimizer(model)
+    with dualform.record(model, optimizer, path, progress=False, **options) as tape:
+        return model, loop.run(model, optimizer, tape)
+
+
+def replay(loop: Loop, path: Any, model: nn.Module) -> Any:
+    torch.manual_seed(123)
+    return dualform.open(path).replay(model, loop.losses, lambda index: (X[index], Y[index]))
+
+
+@pytest.mark.parametrize("keep", ["slots", "replay"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_runs_again_bit_for_bit(name, keep, tmp_path):
+    loop = LOOPS[name]
+    model, states = record(loop, tmp_path / "run", keep=keep, replay="1 MB")
+    blank = loop.model()
+    if loop.model is LowRank:
+        blank.base.load_state_dict(model.base.state_dict())
+    run = replay(loop, tmp_path / "run", blank)
+    check = run.check()
+    assert check.exact, str(check)
+    for step in (1, len(states) // 2, len(states)):
+        for key, tensor in run.at(step).state_dict().items():
+            assert torch.equal(tensor, states[step - 1][key]), (step, key)
+
+
+@pytest.mark.parametrize("name", ["dropout", "batch norm", "transformer, groups, clipped"])
+def test_recording_a_log_changes_nothing(name, tmp_path):
+    loop = LOOPS[name]
+    torch.manual_seed(0)
+    model = loop.model()
+    bare = loop.run(model, loop.optimizer(model), type("NoTape", (), {"note": lambda self, **columns: None})())
+    for keep in ("slots", "replay"):
+        _, recorded = record(loop, tmp_path / keep, keep=keep, replay=True)
+        assert all(torch.equal(a[key], b[key]) for a, b in zip(bare, recorded, strict=True) for key in a)
+
+
+def test_both_ways_of_recording_see_the_same_visits_and_settings(tmp_path):
+    loop = LOOPS["transformer, groups, clipped"]
+    for keep in ("slots", "replay"):
+        record(loop, tmp_path / keep, keep=keep, replay=True)
+    one, other = (dualform.open(tmp_path / keep) for keep in ("slots", "replay"))
+    assert one.visits.equals(other.visits)
+    assert one.store.run_log.equals(other.store.run_log)
+    assert [str(k) for k in one.store.generators()] == [str(k) for k in other.store.generators()]
+
+
+def test_a_stretch_runs_again_from_the_state_before_it(tmp_path):
+    model, _ = record(LOOPS["dropout"], tmp_path / "run", keep="replay", replay="30 kB")
+    run = replay(LOOPS["dropout"], tmp_path / "run", model)
+    kept = [state.step for state in dualform.open(tmp_path / "run").store.manifest.run_log.states]
+    assert len(kept) > 1
+    check = run.check(2, after=kept[-1])
+    assert check.exact and check.first == kept[-1] + 1
+
+
+def test_an_optimiser_may_begin_with_a_state(tmp_path):
+    torch.manual_seed(0)
+    model, loop = mlp(), LOOPS["dropout"]
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    loop.run(model, optimizer, type("NoTape", (), {"note": lambda self, **columns: None})())
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        loop.run(model, optimizer, tape)
+    assert replay(loop, tmp_path / "run", model).check().exact
+
+
+def test_two_optimisers_that_take_a_step_together(tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizers = [optim.SGD(model[0].parameters(), lr=0.1), optim.AdamW(model[3].parameters(), lr=1e-2)]
+    with dualform.record(model, optimizers, tmp_path / "run", keep="replay", progress=False) as tape:
+        for index in torch.randperm(N).split(10):
+            tape.note(index=index)
+            F.cross_entropy(model(X[index]), Y[index]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    memory = dualform.open(tmp_path / "run")
+    assert memory.store.steps == 5
+    assert replay(Loop(), tmp_path / "run", model).check().exact
+
+
+def test_optimisers_that_take_turns(tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizers = [optim.SGD(model[0].parameters(), lr=0.1), optim.AdamW(model[3].parameters(), lr=1e-2)]
+    with dualform.record(model, optimizers, tmp_path / "run", keep="replay", progress=False) as tape:
+        for number, index in enumerate(torch.randperm(N).split(10)):
+            tape.note(index=index)
+            F.cross_entropy(model(X[index]), Y[index]).backward()
+            optimizers[number % 2].step()
+            model.zero_grad()
+    assert replay(Loop(), tmp_path / "run", model).check().exact
+
+
+def test_batches_whose_gradients_were_dropped_are_no_part_of_the_run(tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        for number, index in enumerate(torch.randperm(N).split(6)):
+            tape.note(index=index)
+            loss = F.cross_entropy(model(X[index]), Y[index])
+            if number == 2:
+                torch.autograd.grad(loss, model[0].weight)  # asks, and adds to no gradient
+                continue
+            loss.backward()
+            if number % 4 == 1:
+                optimizer.zero_grad(set_to_none=number == 1)  # as a loop that skips a bad batch
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path / "run")
+    assert memory.store.steps == 5 and len(memory.visits) == 30
+    assert replay(Loop(), tmp_path / "run", model).check().exact
+
+
+def test_a_killed_run_goes_to_its_last_complete_shard(tmp_path):
+    script = f"""
+        import os, torch, dualform
+        import tests_run_log as t
+        torch.manual_seed(0)
+        model = t.mlp(); optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        with dualform.record(model, optimizer, {str(tmp_path / "run")!r}, keep="replay", progress=False) as tape:
+            t.LOOPS["dropout"].run(model, optimizer, tape, epochs=1)
+            tape.flush()
+            t.LOOPS["dropout"].run(model, optimizer, tape, epochs=1)
+            os._exit(9)
+    """
+    (tmp_path / "tests_run_log.py").write_text(Path(__file__).read_text())
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, capture_output=True)
+    assert result.returncode == 9, result.stderr
+    memory = dualform.open(tmp_path / "run")
+    assert memory.store.steps == 5
+    run = replay(LOOPS["dropout"], tmp_path / "run", mlp())
+    assert run.check().exact and run.check().steps == 5
+
+
+def test_a_resumed_run_runs_again_as_one(tmp_path):
+    torch.manual_seed(0)
+    model, loop = mlp(), LOOPS["dropout"]
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        loop.run(model, optimizer, tape, epochs=1)
+        tape.flush()
+        checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        loop.run(model, optimizer, tape, epochs=1)
+    model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(checkpoint[1])
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", resume=5, progress=False) as tape:
+        loop.run(model, optimizer, tape, epochs=2)
+    run = replay(loop, tmp_path / "run", model)
+    assert run.check().exact and run.check().steps == 15
+    other = mlp()
+    adam = optim.Adam(other.parameters())
+    with pytest.raises(ResumeError, match="not the memory's own at step 10"):
+        dualform.record(other, adam, tmp_path / "run", keep="replay", resume=10, progress=False).__enter__()
+
+
+def test_other_data_is_cut_off_at_the_next_kept_state(tmp_path):
+    model, states = record(LOOPS["dropout"], tmp_path / "run", keep="replay", replay="1 MB")
+    visits = dualform.open(tmp_path / "run").visits.to_pandas()
+    last = int(visits.loc[visits["step"] == 4, "index"].iloc[0])  # seen in steps 4 and once in the second epoch
+
+    def data(index: Tensor) -> tuple[Tensor, Tensor]:
+        return X[index] + 0.1 * (index == last)[:, None], Y[index]
+
+    run = dualform.open(tmp_path / "run").replay(model, LOOPS["dropout"].losses, data)
+    check = run.check()
+    assert check.first_difference == 4 and check.parameters and check.difference.largest > 0
+    assert "an example that changed" in str(check)
+    with pytest.warns(UserWarning, match="from step 4 of 10 on"):
+        for key, tensor in run.at(10).state_dict().items():
+            assert torch.equal(tensor, states[-1][key])
+
+
+def test_the_budget_holds_however_long_training_is():
+    for most in range(0, 7):
+        schedule = StateSchedule(most)
+        for step in range(1, 400):
+            if schedule.due(step):
+                schedule.add(step)
+            assert len(schedule.kept) <= most
+            assert all(number % schedule.every == 0 for number in schedule.kept)
+        if most:
+            assert len(schedule.kept) > most / 2 - 1 and 399 - schedule.kept[-1] < schedule.every
+
+
+def test_the_log_is_small(tmp_path):
+    """At most 64 bytes a visit and 512 a step however many parameters there are, beside states and generators."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(D, D) for _ in range(40)], nn.Linear(D, C))
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", replay=0, progress=False) as tape:
+        for _ in range(100):
+            for index in torch.randperm(N).split(8):
+                tape.note(index=index, label=Y[index])
+                F.cross_entropy(model(X[index]), Y[index]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    sizes = {file.parent.name: 0 for file in files}
+    for file in files:
+        sizes[file.parent.name] += file.stat().st_size
+    assert not sizes.get("shards") and not sizes.get("states")
+    assert sizes["visits"] <= 64 * 4800
+    assert sizes["run_log"] + sizes["calls"] + sizes["steps"] <= 512 * 600
+
+
+@pytest.mark.parametrize("replay_size", ["2 pounds", "-1 GB", -3, "GB"])
+def test_a_size_that_is_none_is_named(replay_size, tmp_path):
+    model = mlp()
+    with pytest.raises(SizeError, match='write for example replay="2 GB"'):
+        dualform.record(model, optim.SGD(model.parameters(), lr=0.1), tmp_path, replay=replay_size)
+
+
+@pytest.mark.parametrize("keep", ["slots", "replay"])
+def test_batches_without_an_index_are_refused(keep, tmp_path):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    tape = dualform.record(model, optimizer, tmp_path / "run", keep=keep, replay=True, progress=False)
+    with pytest.raises((RecordError, NoteError), match="not noted with an index"), tape:
+        F.cross_entropy(model(X[:4]), Y[:4]).backward()
+        optimizer.step()
+
+
+def test_a_memory_without_slots_says_what_it_can_answer(tmp_path):
+    model, _ = record(LOOPS["dropout"], tmp_path / "run", keep="replay")
+    memory = dualform.open(tmp_path / "run")
+    assert torch.equal(memory.predict(mlp(), X[:3]), model.eval()(X[:3]))
+    with pytest.raises(HorizonError, match=r"run\.at"):
+        memory.at(3).predict(model, X[:3])
+    with pytest.raises(QueryError, match=r"memory\.replay"):
+        memory.attend(model, X[:3])
+    assert "run.check() compares" in str(memory.certificate)
+
+
+def test_new_parameter_groups_end_the_run(tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = optim.SGD(model[0].parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        for number, index in enumerate(torch.randperm(N).split(10)):
+            if number == 2:
+                optimizer.add_param_group({"params": list(model[3].parameters())})
+            tape.note(index=index)
+            F.cross_entropy(model(X[index]), Y[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(QueryError, match="other parameter groups at step 3"):
+        replay(Loop(), tmp_path / "run", model)
