@@ -21,6 +21,7 @@ FLOW = [
     "rules",
     "store",
     "engine",
+    "tasks",
     "record",
     "replay",
     "explain",

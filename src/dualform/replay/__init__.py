@@ -2,11 +2,12 @@
 
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
-from .rerun import Data, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
 from .traces import MakeOptimizer, differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
 
 __all__ = [
     "Data",
+    "DataOfStep",
     "Influences",
     "Losses",
     "MakeOptimizer",

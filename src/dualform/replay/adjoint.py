@@ -239,7 +239,7 @@ def _losses(
     tensors = {**weights, **step.untrained, **{name: buffer.clone() for name, buffer in at_pass.items()}}
     # what torch.func.functional_call does around one forward pass, here around whatever the losses do with the model
     with _reparametrize_module(rerun.model, tensors, tie_weights=True):
-        return rerun.losses(rerun.model, rerun.data(one_pass.index))
+        return rerun.losses(rerun.model, rerun.batch(one_pass))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ run again is compared with the recorded one bit for bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,15 @@ def _passes(store: Store, index: str) -> list[tuple[PassTrace, ...]]:
     passes: list[list[PassTrace]] = [[] for _ in range(store.steps)]
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
         passes[steps[begin] - 1].append(PassTrace(values[begin:end], first=int(begin)))
-    return [tuple(of_step) for of_step in passes]
+    return [_together(of_step) for of_step in passes]
+
+
+def _together(passes: Sequence[PassTrace]) -> tuple[PassTrace, ...]:
+    """The passes of a step, each with the examples of all."""
+    if len(passes) == 1:
+        return tuple(passes)
+    indices = tuple(one_pass.index for one_pass in passes)
+    return tuple(replace(one_pass, step=indices, place=place) for place, one_pass in enumerate(passes))
 
 
 def _of_same_rule(store: Store, name: str, lines: Mapping[str, ParameterSteps]) -> ParameterSteps:
