@@ -1,6 +1,5 @@
 """Networks of Hugging Face: a training by Trainer, or by a loop on ``model(**batch).loss``, runs again bit for bit."""
 
-import copy
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -90,8 +89,7 @@ def trained(path: Any, model: Any, rows: Any = None, kind: Any = None, **setting
         str(path / "out"), per_device_train_batch_size=3, report_to=[], disable_tqdm=True, save_strategy="no",
         logging_strategy="no", use_cpu=True, **options,
     )  # fmt: skip
-    callback = RecordCallback(path / "memory", columns=("index",), progress=False, keep={"lm_head": "nothing"}
-                              if hasattr(model, "lm_head") else None)  # fmt: skip
+    callback = RecordCallback(path / "memory", columns=("index",), progress=False)
     trainer = (kind or transformers.Trainer)(
         model, args, train_dataset=sentences() if rows is None else rows, data_collator=padded, callbacks=[callback]
     )
@@ -190,19 +188,18 @@ def test_the_column_holds_the_index_where_the_data_are_in_another_order(tmp_path
     assert "index" in trainer.train_dataset.column_names
 
 
-class Weighted(transformers.Trainer):
-    """Adds a penalty that belongs to no example."""
+class Doubled(transformers.Trainer):
+    """Has a loss of its own."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
-        loss = loss + sum(p.square().sum() for p in model.parameters())
-        return (loss, outputs) if return_outputs else loss
+        return (2 * loss, outputs) if return_outputs else 2 * loss
 
 
 def test_a_loss_that_the_shares_do_not_sum_to_is_answered_with_a_sentence(tmp_path):
     model = gpt2()
-    _, callback = trained(tmp_path, model, kind=Weighted)
-    with pytest.raises(QueryError, match="but the loss of the loop is .* computes another loss"):
+    _, callback = trained(tmp_path, model, kind=Doubled)
+    with pytest.raises(QueryError, match=r"but the loss of the loop is .* computes another loss"):
         callback.replay(dualform.open(tmp_path / "memory")).check()
 
 
@@ -217,7 +214,7 @@ def test_what_a_trainer_does_not_have_is_named(tmp_path):
         of_trainer(transformers.Trainer(gpt2(), args))
     question = bert("BertForQuestionAnswering")
     task = of_trainer(transformers.Trainer(question, args, train_dataset=sentences(), data_collator=padded))
-    with pytest.raises(QueryError, match=r"labels are missing|no known share"):
+    with pytest.raises(QueryError, match=r"BertForQuestionAnswering \(ForQuestionAnswering\) has no known share"):
         task.losses(question, task.data(torch.arange(2)))
 
 
@@ -238,8 +235,7 @@ def test_a_memory_without_an_index_says_what_to_note(tmp_path):
 def recorded(path: Any, model: Any, rows: Any, collate: Any, backward: Any, passes: int = 1) -> dualform.Memory:
     optimizer = optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(3)
-    keep = {"lm_head": "nothing"} if hasattr(model, "lm_head") else None
-    with dualform.record(model, optimizer, path, progress=False, keep=keep, dtype="float64") as tape:
+    with dualform.record(model, optimizer, path, progress=False, dtype="float64") as tape:
         for _ in range(2):
             places = torch.randperm(N)[:12].split(3)
             for begin in range(0, len(places), passes):
@@ -341,5 +337,5 @@ def test_influence_on_a_language_model_is_the_finite_difference_of_training_agai
                 outputs.append(run.retrain(weights=weights)(**question).logits)
         slope = (outputs[0] - outputs[1]) / 2e-5
         flat = slope.flatten()
+        print(flat.shape, influence.target, (flat - value).abs().min() / abs(value))
         assert (flat - value).abs().min() < 1e-6 * abs(value), (value, slope.shape)
-        print(value, copy.copy(influence.target))

@@ -110,8 +110,9 @@ class RecordCallback(TrainerCallback):
         """
         if len(self._attached) != 1:
             raise RecordError(
-                f"this callback has {len(self._attached)} trainers, so it is not known whose data and loss to take. Pass "
-                "it to one Trainer(callbacks=[…]), or write memory.replay(model, *dualform.tasks.of_trainer(trainer))."
+                f"this callback has {len(self._attached)} trainers, so it is not known whose data and loss to take. "
+                "Pass it to one Trainer(callbacks=[…]), or write "
+                "memory.replay(model, *dualform.tasks.of_trainer(trainer))."
             )
         (trainer,) = self._attached
         task = of_trainer(trainer, index=index)

@@ -87,7 +87,9 @@ class RowsOfStep:
         return StepBatch(batches[place], batches)
 
 
-def rows_of_dataset(dataset: Any, collate: Collate | None, index: str | None = None) -> CollatedRows:
+def rows_of_dataset(
+    dataset: Any, collate: Collate | None, index: str | None = None, default: Collate = default_collate
+) -> CollatedRows:
     """The examples of a map-style data set (or of a loader's) by their index.
 
     If the data set has a column with the name ``index``, that column holds the indices, else they are places.
@@ -100,7 +102,7 @@ def rows_of_dataset(dataset: Any, collate: Collate | None, index: str | None = N
             f"a {type(dataset).__name__} gives its examples in a stream, without a length; examples are run again by "
             "their index. Pass a data set with __getitem__ and __len__, such as a list of its examples."
         )
-    return CollatedRows(dataset, default_collate if collate is None else collate, _places_of(dataset, index))
+    return CollatedRows(dataset, default if collate is None else collate, _places_of(dataset, index))
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:

@@ -83,19 +83,19 @@ def _losses_in_trainer(trainer: Any, model: nn.Module, batch: StepBatch) -> Floa
     _, items = trainer.get_batch_samples(iter(batch.all_inputs), passes, device)
     inputs = trainer._prepare_inputs(dict(batch.inputs))
     labels = inputs.get("labels")
+    if not isinstance(labels, Tensor):
+        raise QueryError(f"the labels are missing in a batch of {sorted(map(str, inputs))}. {WAY_OUT}")
+    rows_of = _kind_of(model)
     with trainer.compute_loss_context_manager():
         total, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
-        if not isinstance(labels, Tensor):
-            raise QueryError(f"the labels are missing in a batch of {sorted(map(str, inputs))}. {WAY_OUT}")
-        shares = _shares_in_trainer(trainer, model, outputs, labels, total, items)
+        shares = _shares_in_trainer(trainer, rows_of, outputs, labels, total, items)
     parts = 1 if _is_divided(trainer, items) else passes
     return shares_of(total / parts, shares / parts, f"This trainer computes another loss. {WAY_OUT}")
 
 
 def _shares_in_trainer(
-    trainer: Any, model: nn.Module, outputs: Any, labels: Tensor, total: Tensor, items: Tensor | int | None
+    trainer: Any, rows_of: Rows, outputs: Any, labels: Tensor, total: Tensor, items: Tensor | int | None
 ) -> Float[Tensor, " b"]:
-    rows_of = _kind_of(model)
     counts = [count for count in (items, count_of(rows_of, outputs, labels)) if count is not None]
     rows = rows_of(outputs, labels)
     if trainer.label_smoother is not None:

@@ -41,7 +41,7 @@ def causal_lm(
     ``index`` holds the noted indices, else they are places.
     """
     one_of("tokens_of", tokens_of, ("batch", "step"))
-    data = RowsOfStep(rows_of_dataset(dataset, collator or _collate_tokens, index))
+    data = RowsOfStep(rows_of_dataset(dataset, collator, index, _collate_tokens))
 
     def losses(model: nn.Module, batch: StepBatch) -> Float[Tensor, " b"]:
         tokens = sum((_labels_in(other)[..., 1:] != IGNORED).sum() for other in batch.all_inputs)
@@ -62,7 +62,7 @@ def sequence_classification(
     def losses(model: nn.Module, batch: Any) -> Float[Tensor, " b"]:
         return _model_losses(model, batch, sequence_rows, accumulate, None)
 
-    return Task(losses, rows_of_dataset(dataset, collator or _collate_tokens, index))
+    return Task(losses, rows_of_dataset(dataset, collator, index, _collate_tokens))
 
 
 def _model_losses(
