@@ -86,6 +86,7 @@ def _losses_in_trainer(trainer: Any, model: nn.Module, batch: StepBatch) -> Floa
     if not isinstance(labels, Tensor):
         raise QueryError(f"the labels are missing in a batch of {sorted(map(str, inputs))}. {WAY_OUT}")
     rows_of = _kind_of(model)
+    _keep_activations(model)
     with trainer.compute_loss_context_manager():
         total, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
         shares = _shares_in_trainer(trainer, rows_of, outputs, labels, total, items)
@@ -113,6 +114,14 @@ def _kind_of(model: Any) -> Rows:
         )
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return token_rows if rows_of is next_token_rows and is_encoder_decoder else rows_of
+
+
+def _keep_activations(model: Any) -> None:
+    """Turn gradient checkpointing off on the copy that runs again: the values are the same bits, and passes that are
+    differentiated twice cannot be checkpointed.
+    """
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
 
 
 def _smoothed(epsilon: float, rows_of: Rows, rows: Tensor, logits: Tensor, labels: Tensor) -> Float[Tensor, " b"]:
