@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dualform
 from dualform.errors import QueryError, SizeError
-from dualform.tasks import classification, regression
+from dualform.tasks import classification, optimizer_of, regression
 
 N, D, C = 60, 6, 5
 SIZES = (1, 2, 3, 7, 13, 32, 50)
@@ -47,8 +47,8 @@ def cases(dtype: torch.dtype) -> list[Any]:
     """A task, and the loss of its loop for outputs and places."""
     x, y, z = data(dtype)
     out = []
-    for options in CROSS_ENTROPIES:
-        options = {name: v.to(dtype) if isinstance(v, Tensor) else v for name, v in options.items()}
+    for settings in CROSS_ENTROPIES:
+        options: dict[str, Any] = {name: v.to(dtype) if name == "weight" else v for name, v in settings.items()}
         for reduction in ("mean", "sum"):
             out.append(
                 pytest.param(
@@ -213,6 +213,21 @@ def test_a_column_may_hold_the_indices(tmp_path):
     assert not memory.replay(model, *classification(shuffled, split=split)).check().exact
 
 
+def test_a_fused_optimiser_is_made_again_from_the_loop_s(tmp_path):
+    x, y, _ = data()
+    model = network()
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    with dualform.record(model, optimizer, tmp_path / "m", progress=False) as tape:
+        for index in torch.randperm(N).split(7):
+            tape.note(index=index)
+            F.cross_entropy(model(x[index]), y[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path / "m")
+    assert memory.replay(model, *classification(x, y), optimizer=optimizer_of(optimizer)).check().exact
+    assert not memory.replay(model, *classification(x, y)).check().exact
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 
@@ -241,12 +256,14 @@ def test_what_does_not_fit_is_answered_with_a_sentence():
     twenty = classification([{"x": row, "index": i + 20} for i, row in enumerate(x)], index="index")
     with pytest.raises(QueryError, match="noted index 3, and no example"):
         twenty.data(torch.tensor([3]))
+    hinge: Any = "hinge"
     with pytest.raises(QueryError, match="'hinge' is not known"):
-        classification(x, y, loss="hinge")
+        classification(x, y, loss=hinge)
     with pytest.raises(QueryError, match="are options of loss='cross_entropy'"):
         classification(x, y, loss="binary_cross_entropy", label_smoothing=0.1)
+    none: Any = "none"
     with pytest.raises(SizeError, match="reduction='none' is not known"):
-        classification(x, y, reduction="none")
+        classification(x, y, reduction=none)
     one_number = classification(x, y, loss=F.cross_entropy)
     with pytest.raises(QueryError, match="one loss an example"):
         one_number.losses(model, one_number.data(torch.arange(3)))

@@ -250,9 +250,10 @@ def recorded(path: Any, model: Any, rows: Any, collate: Any, backward: Any, pass
 
 def test_a_loop_on_the_model_s_own_loss_runs_again(tmp_path):
     model, rows = gpt2(), sentences()
+    data: Any = rows
     memory = recorded(tmp_path / "m", model, rows, padded, lambda m, batch, _: m(**batch).loss.backward())
     assert_same(memory.replay(model, *causal_lm(rows, padded)), model)
-    loader = torch.utils.data.DataLoader(rows, batch_size=3, collate_fn=padded)
+    loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=padded)
     assert_same(memory.replay(model, *causal_lm(loader)), model)
 
 

@@ -45,10 +45,10 @@ class Criterion:
         )
 
     def _entries(self, outputs: Any, labels: Tensor) -> Tensor:
-        function = self.function
+        function: Any = self.function
         if isinstance(function, nn.Module):
             function = copy.copy(function)
-            function.reduction = "none"
+            function.__dict__["reduction"] = "none"
         entries = function(outputs, labels)
         if not isinstance(entries, Tensor) or entries.ndim == 0 or len(entries) != len(labels):
             shape = tuple(entries.shape) if isinstance(entries, Tensor) else type(entries).__name__

@@ -56,7 +56,8 @@ class _SharesOfLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, weights: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        (weights,) = grad_outputs
         if weights is None:
             return None, None
         if torch.is_grad_enabled() or not bool((weights == 1).all()):

@@ -12,7 +12,16 @@ from dualform.errors import QueryError
 
 from .examples import CollatedRows, RowsOfStep, StepBatch, rows_of_dataset
 from .shares import Task, shares_of
-from .transformers import IGNORED, Rows, count_of, divided_rows, next_token_rows, sequence_rows, token_rows
+from .transformers import (
+    IGNORED,
+    Rows,
+    count_of,
+    divided_rows,
+    keep_activations,
+    next_token_rows,
+    sequence_rows,
+    token_rows,
+)
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -61,14 +70,14 @@ def of_trainer(trainer: Trainer, *, index: str = "index") -> Task:
     return Task(losses, data)
 
 
-def optimizer_of(trainer: Trainer) -> Callable[[list[nn.Parameter]], optim.Optimizer]:
-    """For ``memory.replay(…, optimizer=…)``: makes an optimiser of the trainer's class, with its implementation.
+def optimizer_of(source: Trainer | optim.Optimizer) -> Callable[[list[nn.Parameter]], optim.Optimizer]:
+    """For ``memory.replay(…, optimizer=…)``: makes an optimiser of the same class and implementation.
 
-    The default of transformers is a *fused* AdamW. Its last bits differ from those of the plain one, and a memory does
-    not hold which one it was.
+    ``source`` is the optimiser of the loop, or a ``transformers.Trainer``, whose default is a *fused* AdamW: its last
+    bits differ from those of the plain one, and a memory does not hold which one it was.
     """
-    trainer_of: Any = trainer
-    optimizer = trainer_of.optimizer
+    trainer_of: Any = source
+    optimizer = source if isinstance(source, optim.Optimizer) else trainer_of.optimizer
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     if optimizer is None:
         kind, options = trainer_of.get_optimizer_cls_and_kwargs(trainer_of.args, trainer_of.model)
@@ -86,7 +95,7 @@ def _losses_in_trainer(trainer: Any, model: nn.Module, batch: StepBatch) -> Floa
     if not isinstance(labels, Tensor):
         raise QueryError(f"the labels are missing in a batch of {sorted(map(str, inputs))}. {WAY_OUT}")
     rows_of = _kind_of(model)
-    _keep_activations(model)
+    keep_activations(model)
     with trainer.compute_loss_context_manager():
         total, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
         shares = _shares_in_trainer(trainer, rows_of, outputs, labels, total, items)
@@ -114,14 +123,6 @@ def _kind_of(model: Any) -> Rows:
         )
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return token_rows if rows_of is next_token_rows and is_encoder_decoder else rows_of
-
-
-def _keep_activations(model: Any) -> None:
-    """Turn gradient checkpointing off on the copy that runs again: the values are the same bits, and passes that are
-    differentiated twice cannot be checkpointed.
-    """
-    if getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
 
 
 def _smoothed(epsilon: float, rows_of: Rows, rows: Tensor, logits: Tensor, labels: Tensor) -> Float[Tensor, " b"]:

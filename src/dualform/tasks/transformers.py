@@ -70,6 +70,7 @@ def _model_losses(
 ) -> Float[Tensor, " b"]:
     labels = _labels_in(batch)
     batch = to_device(_taken_by(model, batch), model)
+    keep_activations(model)
     outputs = model(**batch) if tokens is None else model(**batch, num_items_in_batch=tokens)
     rows = rows_of(outputs, labels.to(outputs.logits.device))
     shares = divided_rows(rows, outputs.loss, [count_of(rows_of, outputs, labels) if tokens is None else tokens])
@@ -78,6 +79,14 @@ def _model_losses(
         shares / accumulate,
         "The model adds something else to its loss (such as a loss of routers), or its loss is of another kind.",
     )
+
+
+def keep_activations(model: Any) -> None:
+    """Turn gradient checkpointing off on the copy that runs again: the values are the same bits, and passes that are
+    differentiated twice cannot be checkpointed.
+    """
+    if getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
 
 
 # ------------------------------------------------------------------------------------------- kinds of losses
