@@ -102,6 +102,20 @@ def test_the_gradient_of_the_shares_is_the_loop_s_bit_for_bit(task, loop, thread
         torch.set_num_threads(before)
 
 
+def test_a_plain_sum_of_shares_is_exact_for_plain_cross_entropy_alone():
+    model, (x, y, _) = network(), data()
+    unlike = {}
+    for name, options in {"plain": {}, "smoothed": {"label_smoothing": 0.1}, "weighted": CROSS_ENTROPIES[1]}.items():
+        counts = options.get("weight", torch.ones(C))[y]
+        unlike[name] = 0
+        for size in range(1, N):
+            out, own = model(x[:size]), y[:size]
+            summed = (F.cross_entropy(out, own, reduction="none", **options) / counts[:size].sum()).sum()
+            pairs = zip(gradients(model, summed), gradients(model, F.cross_entropy(out, own, **options)), strict=True)
+            unlike[name] += not all(torch.equal(a, b) for a, b in pairs)
+    assert unlike["plain"] == 0 and unlike["smoothed"] > 10 and unlike["weighted"] > 10, unlike
+
+
 @pytest.mark.parametrize(("task", "loop"), cases(torch.float64))
 def test_each_share_is_of_its_own_example_and_together_they_have_the_gradient_of_the_loop(task, loop):
     model, (x, *_), index = network(torch.float64), data(torch.float64), torch.arange(12)

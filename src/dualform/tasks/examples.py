@@ -120,7 +120,9 @@ def _places_of(dataset: Any, index: str | None) -> dict[int, int] | None:
         names = list(example) if isinstance(example, Mapping) else []
     if index not in names:
         return None
-    numbers = dataset[index] if hasattr(dataset, "column_names") else [row[index] for row in dataset]
+    numbers = (
+        dataset[index] if hasattr(dataset, "column_names") else [dataset[place][index] for place in range(len(dataset))]
+    )
     numbers = [int(number) for number in numbers]
     if numbers == list(range(len(numbers))):
         return None

@@ -1,9 +1,9 @@
 """What each example contributes to the loss of a loop, in such a way that its gradient is that of the loop bit for bit.
 
 The sum of shares is the loop's loss as a number, but its gradient may round otherwise. In float32, the gradients of
-``F.cross_entropy(z, y)`` and of ``(F.cross_entropy(z, y, reduction="none") / n).sum()`` are the same bits for every
-batch size; with class weights or with label smoothing about half of the batches differ in the last bit. Therefore the
-loss of the loop comes along with its shares, and takes their place in a backward pass where all examples count fully.
+``F.cross_entropy(z, y)`` and of ``(F.cross_entropy(z, y, reduction="none") / n).sum()`` are the same bits whatever the
+batch size; with class weights or with label smoothing many batches differ in the last bit. Therefore the loss of the
+loop comes along with its shares, and takes their place in a backward pass where all examples count fully.
 """
 
 from collections.abc import Callable

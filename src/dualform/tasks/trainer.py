@@ -1,6 +1,6 @@
 """The loop of Hugging Face's ``Trainer``: its own loss, its collator, its count of the tokens of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 else:
     Trainer = Any
 
-KINDS: dict[str | None, Rows] = {
-    None: next_token_rows,  # GPT2LMHeadModel and others without a name take the default of transformers
+KINDS: dict[str, Rows] = {
     "ForCausalLM": next_token_rows,
     "ForConditionalGeneration": next_token_rows,
     "ForMaskedLM": token_rows,
@@ -94,32 +93,37 @@ def _losses_in_trainer(trainer: Any, model: nn.Module, batch: StepBatch) -> Floa
     labels = inputs.get("labels")
     if not isinstance(labels, Tensor):
         raise QueryError(f"the labels are missing in a batch of {sorted(map(str, inputs))}. {WAY_OUT}")
-    rows_of = _kind_of(model)
+    kind = _kind_of(model)
     keep_activations(model)
     with trainer.compute_loss_context_manager():
         total, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=items)
-        shares = _shares_in_trainer(trainer, rows_of, outputs, labels, total, items)
+        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[1]
+        # GPT2LMHeadModel and others whose loss has no name take the default of transformers
+        rows_of = kind or (next_token_rows if logits.ndim == 3 else sequence_rows)
+        shares = _shares_in_trainer(trainer, rows_of, logits, labels, total, items)
     parts = 1 if _is_divided(trainer, items) else passes
     return shares_of(total / parts, shares / parts, f"This trainer computes another loss. {WAY_OUT}")
 
 
 def _shares_in_trainer(
-    trainer: Any, rows_of: Rows, outputs: Any, labels: Tensor, total: Tensor, items: Tensor | int | None
+    trainer: Any, rows_of: Rows, logits: Tensor, labels: Tensor, total: Tensor, items: Tensor | int | None
 ) -> Float[Tensor, " b"]:
-    counts = [count for count in (items, count_of(rows_of, outputs, labels)) if count is not None]
-    rows = rows_of(outputs, labels)
+    counts = [count for count in (items, count_of(rows_of, logits, labels)) if count is not None]
+    rows = rows_of(logits, labels)
     if trainer.label_smoother is not None:
-        rows = _smoothed(trainer.label_smoother.epsilon, rows_of, rows, outputs.logits, labels)
+        rows = _smoothed(trainer.label_smoother.epsilon, rows_of, rows, logits, labels)
     return divided_rows(rows, total, counts)
 
 
-def _kind_of(model: Any) -> Rows:
+def _kind_of(model: Any) -> Rows | None:
     name = getattr(model, "loss_type", None)
+    if name is None:
+        return None
     rows_of = KINDS.get(name)
     if rows_of is None:
         raise QueryError(
             f"the loss of a {type(model).__name__} ({name}) has no known share of each example: these have, "
-            f"{', '.join(filter(None, KINDS))}. {WAY_OUT}"
+            f"{', '.join(KINDS)}. {WAY_OUT}"
         )
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return token_rows if rows_of is next_token_rows and is_encoder_decoder else rows_of

@@ -21,8 +21,8 @@ from .shares import Task, shares_of
 IGNORED = -100
 """The label of a token that does not count."""
 
-Rows = Callable[[Any, Tensor], Float[Tensor, " b"]]
-"""Of a model's outputs and the labels: what each example adds to the loss, before it is divided."""
+Rows = Callable[[Tensor, Tensor], Float[Tensor, " b"]]
+"""Of a model's logits and the labels: what each example adds to the loss, before it is divided."""
 
 
 def causal_lm(
@@ -72,8 +72,9 @@ def _model_losses(
     batch = to_device(_taken_by(model, batch), model)
     keep_activations(model)
     outputs = model(**batch) if tokens is None else model(**batch, num_items_in_batch=tokens)
-    rows = rows_of(outputs, labels.to(outputs.logits.device))
-    shares = divided_rows(rows, outputs.loss, [count_of(rows_of, outputs, labels) if tokens is None else tokens])
+    logits = outputs.logits
+    rows = rows_of(logits, labels.to(logits.device))
+    shares = divided_rows(rows, outputs.loss, [count_of(rows_of, logits, labels) if tokens is None else tokens])
     return shares_of(
         outputs.loss / accumulate,
         shares / accumulate,
@@ -92,19 +93,19 @@ def keep_activations(model: Any) -> None:
 # ------------------------------------------------------------------------------------------- kinds of losses
 
 
-def next_token_rows(outputs: Any, labels: Int[Tensor, "b n"]) -> Float[Tensor, " b"]:
+def next_token_rows(logits: Float[Tensor, "b n classes"], labels: Int[Tensor, "b n"]) -> Float[Tensor, " b"]:
     """Cross entropy of each sequence, summed over tokens that predict the next one."""
-    return _token_rows(outputs.logits[:, :-1], labels[:, 1:])
+    return _token_rows(logits[:, :-1], labels[:, 1:])
 
 
-def token_rows(outputs: Any, labels: Int[Tensor, "b n"]) -> Float[Tensor, " b"]:
+def token_rows(logits: Float[Tensor, "b n classes"], labels: Int[Tensor, "b n"]) -> Float[Tensor, " b"]:
     """Cross entropy of each sequence, summed over its labelled tokens (masked words, classes of tokens)."""
-    return _token_rows(outputs.logits, labels)
+    return _token_rows(logits, labels)
 
 
-def sequence_rows(outputs: Any, labels: Tensor) -> Float[Tensor, " b"]:
+def sequence_rows(logits: Float[Tensor, "b classes"], labels: Tensor) -> Float[Tensor, " b"]:
     """Loss of each sequence: squared errors of numbers, cross entropy of a class, binary cross entropy of labels."""
-    logits = _precise(outputs.logits)
+    logits = _precise(logits)
     if is_numeric(logits):
         return (logits - labels.reshape(logits.shape).to(logits.dtype)).square().flatten(1).sum(1)
     if labels.is_floating_point():
@@ -117,13 +118,13 @@ def is_numeric(logits: Tensor) -> bool:
     return logits.shape[-1] == 1
 
 
-def count_of(rows_of: Rows, outputs: Any, labels: Tensor) -> int | Tensor:
+def count_of(rows_of: Rows, logits: Tensor, labels: Tensor) -> int | Tensor:
     """What a mean over a batch is divided by."""
     if rows_of is next_token_rows:
         return (labels[:, 1:] != IGNORED).sum()
     if rows_of is token_rows:
         return (labels != IGNORED).sum()
-    return outputs.logits.numel() if is_numeric(outputs.logits) or labels.is_floating_point() else len(labels)
+    return logits.numel() if is_numeric(logits) or labels.is_floating_point() else len(labels)
 
 
 def divided_rows(
