@@ -212,6 +212,20 @@ def test_other_networks_run_again_bit_for_bit(network, collate, tmp_path):
     assert_same(callback.replay(dualform.open(tmp_path / "memory")), model)
 
 
+def test_adapters_run_again_bit_for_bit(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed (extra: lora)")
+    model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    _, callback = trained(tmp_path, model)
+    assert_same(callback.replay(dualform.open(tmp_path / "memory")), model)
+
+
+def test_dropout_is_named_where_the_generator_was_not_kept(tmp_path):
+    model = gpt2(resid_pdrop=0.1)
+    _, callback = trained(tmp_path, model)
+    check = callback.replay(dualform.open(tmp_path / "memory")).check()
+    assert check.exact or (check.first_difference == 1 and "dropout" in str(check))
+
+
 def test_the_column_holds_the_index_where_the_data_are_in_another_order(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = sentences(first=100)
