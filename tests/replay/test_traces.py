@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.replay import Rerun, differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
+from dualform.replay import Rerun, difference, load_first_weights, rebuild_optimizers, step_traces
 
 N, D, C = 24, 6, 3
 
@@ -75,13 +75,12 @@ def test_a_recorded_training_runs_again_bit_for_bit(name, tmp_path):
     for parameter in blank.parameters():
         nn.init.zeros_(parameter)
     load_first_weights(store, blank)
-    names = ordered_names(store)
     rerun = Rerun(
-        blank, rebuild_optimizers(store, blank), losses, lambda index: (x[index], y[index]), step_traces(store, names)
+        blank, rebuild_optimizers(store, blank), losses, lambda index: (x[index], y[index]), step_traces(store)
     )
     for step, expected in enumerate(weights, start=1):
         rerun.run(step)
-        assert not differing(store, blank, step)
+        assert not difference(store, blank, step)
         for key, tensor in blank.state_dict().items():
             assert torch.equal(tensor, expected[key]), (step, key)
     assert rerun.clip_norm == case.clip and not rerun.held_factors
@@ -106,7 +105,7 @@ def test_other_losses_show_at_the_first_step(tmp_path):
         rebuild_optimizers(store, model),
         lambda model, batch: 2 * losses(model, batch),
         lambda index: (x[index], y[index]),
-        step_traces(store, ordered_names(store)),
+        step_traces(store),
     )
     rerun.run(1)
-    assert differing(store, model, 1)
+    assert difference(store, model, 1)

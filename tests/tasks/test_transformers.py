@@ -87,14 +87,20 @@ def padded(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def trained(
-    path: Any, model: Any, rows: Any = None, kind: Any = None, collate: Any = padded, **settings: Any
+    path: Any,
+    model: Any,
+    rows: Any = None,
+    kind: Any = None,
+    collate: Any = padded,
+    recording: Any = None,
+    **settings: Any,
 ) -> tuple[Any, Any]:
     options = {"num_train_epochs": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, **settings}
     args = transformers.TrainingArguments(
         str(path / "out"), per_device_train_batch_size=3, report_to=[], disable_tqdm=True, save_strategy="no",
         logging_strategy="no", use_cpu=True, **options,
     )  # fmt: skip
-    callback = RecordCallback(path / "memory", columns=("index",), progress=False)
+    callback = RecordCallback(path / "memory", columns=("index",), progress=False, **(recording or {}))
     trainer = (kind or transformers.Trainer)(
         model, args, train_dataset=sentences() if rows is None else rows, data_collator=collate, callbacks=[callback]
     )
@@ -216,6 +222,14 @@ def test_adapters_run_again_bit_for_bit(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed (extra: lora)")
     model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     _, callback = trained(tmp_path, model)
+    assert_same(callback.replay(dualform.open(tmp_path / "memory")), model)
+
+
+@pytest.mark.parametrize("network", [gpt2, llama])
+@pytest.mark.parametrize("keep", ["slots", "replay"])
+def test_a_memory_with_the_states_of_the_generator_runs_dropout_again(network, keep, tmp_path):
+    model = network(attention_dropout=0.1) if network is llama else network(resid_pdrop=0.1, attn_pdrop=0.1)
+    _, callback = trained(tmp_path, model, recording={"replay": True, "keep": keep})
     assert_same(callback.replay(dualform.open(tmp_path / "memory")), model)
 
 

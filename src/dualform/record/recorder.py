@@ -5,12 +5,14 @@ from typing import Any
 
 from torch import optim
 
+from dualform.errors import RecordError
 from dualform.store import Manifest, ShardWriter, Store
 
 from .distributed import Ranks
 from .hooks import Interrupts
 from .plan import RecordingPlan, RecordOptions
 from .rows import RowCredit
+from .run_log import RunKeeper
 from .shards import ShardBuilder, SizeReport
 from .slots import BatchColumns
 from .state import StateKeeper
@@ -47,11 +49,19 @@ class Recorder:
         columns = manifest.columns if manifest.shards else None
         self.notes = BatchColumns(columns, options.copies, lambda: interrupts.interruptions)
         followers = follow_gradients(plan, ranks.alone, has_moved=step > 0)
+        self.run_keeper = None
+        if options.replay is not None:
+            assert manifest.run_log is not None
+            if not ranks.alone:
+                raise RecordError("replay= records one process; this training has several. Record without replay=.")
+            self.run_keeper = RunKeeper(
+                plan, optimizers, self.notes, interrupts, manifest.run_log, options.replay.budget
+            )
         credit = RowCredit(plan, self.marks, ranks.alone)
         kept_ledger = store.ledger_state(step, ranks.rank) if step and plan.in_ledger else None
         ledger = LiveLedger(plan, options.by, optimizers, kept_ledger, self.clock, credit, ranks)
         self.backward_hooks = BackwardHooks(
-            plan, options.dtype, followers, self.notes, ledger, credit, ranks, interrupts
+            plan, options.dtype, followers, self.notes, ledger, credit, ranks, interrupts, self.run_keeper
         )
         certificate = LiveCertificate(plan, store, step, ranks, followers)
         state = StateKeeper(
@@ -68,15 +78,23 @@ class Recorder:
             certificate,
             writer,
             store.manifest.visits,
+            self.run_keeper,
         )
         sizes = SizeReport(plan, self.shard_builder, steps_ahead, say)
-        self.step_hooks = StepHooks(plan, self.clock, self.marks, self.backward_hooks, self.shard_builder, sizes)
+        self.step_hooks = StepHooks(
+            plan, self.clock, self.marks, self.backward_hooks, self.shard_builder, sizes, self.run_keeper
+        )
         self._optimizers, self._outside = optimizers, outside
         self._handles: list[Any] = []
 
     def hook(self) -> None:
         """Put all hooks in place."""
-        self._handles += self.backward_hooks.hook()
+        if self.run_keeper is None or not self.run_keeper.only:
+            self._handles += self.backward_hooks.hook()
+        else:
+            self._handles += self.run_keeper.hook()
+        if self.run_keeper is not None and not self.clock.step:
+            self.run_keeper.keep_first_state(self.shard_builder.pending)
         self._handles += self.step_hooks.hook(self._optimizers)
         self._handles += self._outside.hook()
 

@@ -20,7 +20,9 @@ from dualform.types import Transition
 from .demotion import Demotion
 from .hooks import uncompiled
 from .plan import RecordingPlan
+from .run_log import RunKeeper
 from .shards import ShardBuilder, SizeReport
+from .slots import Batch
 from .state import state_tensors
 from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
 from .verify import Marks, probe_gradients
@@ -40,7 +42,9 @@ class StepHooks:
         backward_hooks: BackwardHooks,
         shard_builder: ShardBuilder,
         sizes: SizeReport,
+        run_keeper: RunKeeper | None = None,
     ) -> None:
+        self.run_keeper = run_keeper
         self.plan, self.clock, self.marks, self.sizes = plan, clock, marks, sizes
         self.backward_hooks, self.shard_builder = backward_hooks, shard_builder
         self.notes, self.ledger = backward_hooks.notes, backward_hooks.ledger
@@ -52,6 +56,8 @@ class StepHooks:
         self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
         self._joined: list[optim.Optimizer] = []
         """The optimisers that have joined in the last step."""
+        self._batches: list[Batch] = []
+        """The batches of the step under way, as recorded layers have seen them."""
         self._backwards = 0
         """The number of backward passes before it."""
         self._demotion = Demotion(backward_hooks, shard_builder, marks)
@@ -139,7 +145,9 @@ class StepHooks:
         self._probe_gradients(updates)
         if self.backward_hooks.unseen or any(update.bare for update in updates):
             updates = self._without_demoted(updates)
-        self._check_slots(updates)
+        self._batches = self._check_slots(updates)
+        if self.run_keeper is not None:
+            self.run_keeper.before_step(self.clock.next_step, optimizer, self._batches)
         self._rule_audit.before(optimizer, rule, updates)
         self.outside.unfinished_step.begin(optimizer)
         self._updates, self.interrupts.stepping = updates, optimizer
@@ -154,12 +162,20 @@ class StepHooks:
         self._demotion.mark(self.clock.next_step)
         return [update for update in updates if update.follower not in demoted]
 
+    def _count_backwards(self) -> int:
+        """The backward passes that added to gradients so far."""
+        return self.backward_hooks.backwards + (0 if self.run_keeper is None else self.run_keeper.backwards)
+
+    def _gradients_wait(self) -> bool:
+        """Whether there are gradients that no optimiser has used yet."""
+        return self.backward_hooks.waiting or (self.run_keeper is not None and self.run_keeper.waiting)
+
     def _joins(self, optimizer: optim.Optimizer) -> bool:
         """Whether a step of an optimiser is a part of the last one."""
         is_another = self._joined and all(joined is not optimizer for joined in self._joined)
         return (
             bool(is_another)
-            and self.backward_hooks.backwards == self._backwards
+            and self._count_backwards() == self._backwards
             and self.shard_builder.holds(self.clock.step)
         )
 
@@ -177,8 +193,10 @@ class StepHooks:
             if not bool(grad.isfinite().all()):
                 raise self._not_finite(f"the gradient of '{follower.name}' holds")
 
-    def _check_slots(self, updates: Sequence[ParameterUpdate]) -> None:
-        """Raise an error if slots are not finite, or if their batch was not noted with the usual columns."""
+    def _check_slots(self, updates: Sequence[ParameterUpdate]) -> list[Batch]:
+        """Raise an error if slots are not finite, or if their batch was not noted with the usual columns. Returns the
+        batches.
+        """
         batches = {}
         for update in updates:
             for gradient_pass in update.passes:
@@ -188,6 +206,7 @@ class StepHooks:
                         raise self._not_finite(f"the inputs or errors of layer '{slots.layer.name}' hold")
         for batch in batches.values():
             self.notes.check(batch)
+        return list(batches.values())
 
     def _not_finite(self, subject: str) -> NonFiniteGradient:
         step = self.clock.step
@@ -209,8 +228,11 @@ class StepHooks:
             self.outside.after_step(update.follower.name, state)
         if not self._joins(optimizer):
             self.clock.tick()
-            self._joined, self._backwards = [], self.backward_hooks.backwards
+            self._joined, self._backwards = [], self._count_backwards()
         self._joined.append(optimizer)
+        if self.run_keeper is not None:
+            self.run_keeper.after_step(self.clock.step, optimizer, self._batches, self.shard_builder.pending)
+            self.sizes.announce(self.clock.step, self.run_keeper.announcement)
         self._rule_audit.after(self.clock.step)
         self.shard_builder.enter(self.clock.step, updates)
         if self._ledger_steps:
@@ -219,8 +241,9 @@ class StepHooks:
         for update in updates:
             update.follower.passes, update.follower.moved = [], True
         self.outside.unfinished_step.end()
-        self.sizes.take(self.clock.step, updates)
+        if not self.plan.only_replay:
+            self.sizes.take(self.clock.step, updates)
         # no other optimiser is likely to join in this step; all processes must find the same
         all_joined = len(self._joined) == len(self.plan.rules)
-        all_joined = all_joined or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
+        all_joined = all_joined or (self.backward_hooks.ranks.alone and not self._gradients_wait())
         self.shard_builder.add(self.clock.step, updates, all_joined)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from torch import nn, optim
@@ -16,6 +16,7 @@ from torch import nn, optim
 from dualform.engine import StoreView, certify
 from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
 from dualform.rules import Rule
+from dualform.sizes import bytes_of
 from dualform.store import (
     STORED,
     Manifest,
@@ -31,7 +32,7 @@ from dualform.types import DType, Ended, Keep
 from .distributed import find_ranks
 from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
-from .plan import RecordingPlan, RecordOptions, make_plan, plain_optimizers
+from .plan import RecordingPlan, RecordOptions, ReplayOptions, make_plan, plain_optimizers
 from .recorder import Recorder
 from .state import create_memory, demote_again, resume_memory
 from .training import Clock
@@ -51,7 +52,7 @@ def record(
     *,
     layers: Iterable[str] | None = None,
     dtype: DType = "float16",
-    keep: Keep | Mapping[str, Keep] = "slots",
+    keep: Keep | Literal["replay"] | Mapping[str, Keep] = "slots",
     by: str | None = None,
     batch_dim: int | Mapping[str, int] | None = None,
     copies: int = 1,
@@ -59,6 +60,7 @@ def record(
     resume: int | None = None,
     overwrite: bool = False,
     snapshot_every: int | None = None,
+    replay: bool | int | str | None = None,
     progress: bool = True,
 ) -> "Tape":
     """Record a training loop: ``with dualform.record(model, optimizer, "runs/mnist") as tape: …``.
@@ -69,7 +71,8 @@ def record(
     - ``dtype``: what slots are kept in: "float16" (with a power of two a row), "float32" or "float64".
     - ``keep``: "slots", "keys" (no errors: only weights α can be asked), "ledger", "keys+ledger" or "nothing", for all
       layers or by name. A ledger holds the weights once for each value of the noted column ``by``, and no slots: its
-      size does not grow with training. It is written by ``tape.flush()`` and at the end.
+      size does not grow with training. It is written by ``tape.flush()`` and at the end. "replay" keeps no slots at
+      all, but what training needs to run again: ``memory.replay(model, losses, data)`` answers from there.
     - ``batch_dim``: the axis of a layer's input that counts examples, for all layers or by name. Where it is not given
       the first batches show how the rows of each layer follow the examples.
     - ``copies``: how many blocks of rows each noted example sends, block after block: 2 for [chosen; rejected].
@@ -77,6 +80,8 @@ def record(
     - ``resume``: go on with the memory at ``path`` from this step; what came after it is dropped.
     - ``overwrite``: replace a memory that is there already.
     - ``snapshot_every``: how often the rest is kept; by default as often as costs about a megabyte a step.
+    - ``replay``: keep what training needs to run again beside ``keep``: settings and random numbers of every step, and
+      whole states, as many as fit into a size such as "2 GB" (``True``: ten). Note the ``index`` of every example.
     """
     optimizers = plain_optimizers(optimizer)
     if dtype not in STORED:
@@ -85,6 +90,7 @@ def record(
         raise QueryError(f"snapshot_every={snapshot_every} must be 1 or more: the steps from one look to the next.")
     if copies < 1:
         raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
+    kept_for_replay = _replay_options(keep, replay)
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in value for value in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")
@@ -95,10 +101,18 @@ def record(
             f"by={by!r} is for ledgers, and none is kept: say keep='ledger', or for one layer by its name."
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
-    options = RecordOptions(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress)
+    options = RecordOptions(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress, kept_for_replay)
     tape = Tape(plan, optimizers, averaged, options)
     tape.replan = replan
     return tape
+
+
+def _replay_options(keep: str | Mapping[str, Keep], replay: bool | int | str | None) -> ReplayOptions | None:
+    """What is kept so that training can be run again; None if nothing is."""
+    only = keep == "replay"
+    if replay is None or isinstance(replay, bool):
+        return ReplayOptions(only, None) if only or replay else None
+    return ReplayOptions(only, bytes_of("replay", replay))
 
 
 class Tape:
@@ -208,7 +222,9 @@ class Tape:
         return begin(folder, plan, self.optimizers, options, ranks)
 
     def _say(self) -> None:
-        if self._speaks:
+        if self._speaks and self.plan.only_replay:
+            self._tell(f"recording to {self.path} what is needed to run this training again.")
+        elif self._speaks:
             names, dtype = [layer.name for layer in self.plan.layers], self.options.dtype
             self._tell(
                 f"recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
@@ -282,6 +298,8 @@ class Tape:
         plan, unfinished = shard_builder.plan, shard_builder.outside.unfinished_step.changed()
         foreign = shard_builder.outside.close(unfinished)
         explained = {name: plan.tensors[name] for name in (*plan.explained, *plan.in_ledger)}
+        if plan.only_replay:
+            explained = {n: t for n, t in plan.rest.items() if t in plan.owners or not isinstance(t, nn.Parameter)}
         if self.step > (self.options.resume or 0) and not unfinished:
             shard_builder.keep(self.step, explained if self._ranks.first and not foreign else {})
 

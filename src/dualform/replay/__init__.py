@@ -3,11 +3,21 @@
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
 from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
-from .traces import MakeOptimizer, differing, load_first_weights, ordered_names, rebuild_optimizers, step_traces
+from .traces import (
+    Difference,
+    MakeOptimizer,
+    difference,
+    has_state,
+    kept_steps,
+    load_first_weights,
+    rebuild_optimizers,
+    step_traces,
+)
 
 __all__ = [
     "Data",
     "DataOfStep",
+    "Difference",
     "Influences",
     "Losses",
     "MakeOptimizer",
@@ -17,11 +27,12 @@ __all__ = [
     "Retrain",
     "StepTrace",
     "TracedStep",
+    "difference",
     "differentiable_step",
-    "differing",
+    "has_state",
     "influences",
+    "kept_steps",
     "load_first_weights",
-    "ordered_names",
     "rebuild_optimizers",
     "step_traces",
 ]

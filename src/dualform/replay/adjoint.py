@@ -117,6 +117,7 @@ def _step_back(
     rerun: Rerun, step: TracedStep, adjoint: Adjoint, direct: bool
 ) -> tuple[Adjoint, list[Float[Tensor, "queries b"]]]:
     """The adjoint before a step, and the influence of the examples of its passes, the last pass first."""
+    rerun.set_modes(step.trace.modes)
     queries = len(next(iter(next(iter(adjoint.values())).values())))
     before, pull = _through_the_step(step, adjoint, direct, queries)
     for name in step.untrained:

@@ -4,8 +4,9 @@ The optimiser itself takes the steps, on a copy of the model, so that they round
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn, optim
 
 from dualform.errors import QueryError
 from dualform.rules import Rule, rule_for
+from dualform.store import GENERATOR, Modes, gradient_norm
 
 from .differentiable_step import ParameterInputs
 
@@ -62,6 +64,12 @@ class StepTrace:
     clip_norm: float | None = None
     scale: float = 1.0
     """The recorded factor between the gradients of backprop and those of the step, where ``clip_norm`` is not known."""
+    gradient_norm: float | None = None
+    """The recorded norm of a few entries of the gradients of the step, from which the factor follows."""
+    optimizers: tuple[int, ...] | None = None
+    """The optimisers that took this step; None: all of them."""
+    modes: Modes | None = None
+    """What was in evaluation mode and what took no gradient, if that was recorded."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +107,20 @@ class Rerun:
     """Steps whose gradients were scaled by a factor that is no clipping; influence holds it constant."""
     _norms: dict[int, float] = field(default_factory=dict)
     """The norm of the gradients of each step as it was recorded."""
+    _scales: dict[int, float] = field(default_factory=dict)
+    """By what they were scaled then."""
+    _modes: Modes | None = None
 
     def __post_init__(self) -> None:
         self._rules = [rule_for(optimizer) for optimizer in self.optimizers]
-        self._has_scales = any(abs(step.scale - 1.0) >= 1e-5 for step in self.steps)
+        self._has_scales = any(step.gradient_norm is not None or is_scaled(step.scale) for step in self.steps)
 
     def state(self) -> dict[str, Any]:
         """All that a later call of :meth:`load` needs to go on from here."""
         return copy.deepcopy(
             {
                 "position": self.position,
+                "generator": torch.get_rng_state(),
                 "model": self.model.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             }
@@ -117,9 +129,30 @@ class Rerun:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go back (or forward) to a state."""
         self.position = state["position"]
+        torch.set_rng_state(state["generator"])
         self.model.load_state_dict(state["model"])
         for optimizer, content in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(copy.deepcopy(content))
+
+    def kept_state(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """A state that a memory kept, in the form of :meth:`state`."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        states: dict[str, dict[str, Any]] = {}
+        model = self.model.state_dict()
+        for key, tensor in tensors.items():
+            name, _, own = key.partition("#")
+            if own.endswith("#number"):
+                states.setdefault(name, {})[own.removesuffix("#number")] = float(tensor)
+            elif own and name:
+                states.setdefault(name, {})[own] = tensor
+            elif name:
+                model[name] = tensor
+        optimizers = []
+        for optimizer in self.optimizers:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            own_states = {i: states[names[id(p)]] for i, p in enumerate(parameters) if names[id(p)] in states}
+            optimizers.append({**optimizer.state_dict(), "state": own_states})
+        return {"position": step, "generator": tensors[GENERATOR].clone(), "model": model, "optimizers": optimizers}
 
     def run(self, end: int) -> None:
         """Run up to a step."""
@@ -138,12 +171,16 @@ class Rerun:
         groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
         for (group, defaults), settings in zip(groups, trace.groups, strict=True):
             group |= group_settings(defaults, settings)
-        buffers = []
+        buffers, passes = [], []
+        self.set_modes(trace.modes)
         self.model.zero_grad(set_to_none=True)
         for one_pass in trace.passes:
             if traced:
                 buffers.append({name: tensor.clone() for name, tensor in self.model.named_buffers()})
+            passes.append(replace(one_pass, generator=one_pass.generator if not traced else _generator_of(one_pass)))
             self.backward(one_pass)
+        if traced:
+            trace = replace(trace, passes=tuple(passes))
         clip_norm, factor = self._scaling(trace)
         step = self._trace(trace, tuple(buffers), clip_norm, factor) if traced else None
         if clip_norm is not None:
@@ -152,8 +189,9 @@ class Rerun:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        for number, optimizer in enumerate(self.optimizers):
+            if trace.optimizers is None or number in trace.optimizers:
+                optimizer.step()
         self.position += 1
         return step
 
@@ -166,20 +204,42 @@ class Rerun:
         if trace.clip_norm is not None or not self._has_scales:
             return trace.clip_norm, 1.0
         if self.position not in self._norms:
+            self._scales[self.position] = self._recorded_scale(trace)
             assert self.weights is None, "the run without weights comes first"
             gradients = [parameter.grad.double() for parameter in self.model.parameters() if parameter.grad is not None]
             self._norms[self.position] = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
-        norm = self._norms[self.position] + 1e-6
-        is_scaled = abs(trace.scale - 1.0) >= 1e-5
-        if self.clip_norm is None and is_scaled:
-            bound = trace.scale * norm
+        norm, scale = self._norms[self.position] + 1e-6, self._scales[self.position]
+        if self.clip_norm is None and is_scaled(scale):
+            bound = scale * norm
             nice = float(f"{bound:.4g}")
             self.clip_norm = nice if abs(nice - bound) < 1e-4 * bound else bound
-        if self.clip_norm is not None and abs(trace.scale - min(1.0, self.clip_norm / norm)) < 1e-3 * trace.scale:
+        if self.clip_norm is not None and abs(scale - min(1.0, self.clip_norm / norm)) < 1e-3 * scale:
             return self.clip_norm, 1.0
-        if is_scaled:
+        if is_scaled(scale):
             self.held_factors.add(self.position + 1)
-        return None, trace.scale if is_scaled else 1.0
+        return None, scale if is_scaled(scale) else 1.0
+
+    def _recorded_scale(self, trace: StepTrace) -> float:
+        """By what the gradients were scaled between backprop and the step, when the run was recorded."""
+        if trace.gradient_norm is None:
+            return trace.scale
+        stepping = [o for i, o in enumerate(self.optimizers) if trace.optimizers is None or i in trace.optimizers]
+        norms = [
+            gradient_norm([parameter.grad for group in optimizer.param_groups for parameter in group["params"]])
+            for optimizer in stepping
+        ]
+        norm = math.hypot(*norms)
+        return trace.gradient_norm / norm if norm else 1.0
+
+    def set_modes(self, modes: Modes | None) -> None:
+        """Put modules into evaluation mode, and parameters out of the gradient, as they were in the recorded run."""
+        if modes is None or modes is self._modes:
+            return
+        self._modes = modes
+        for name, module in self.model.named_modules():
+            module.training = name not in modes.evaluating
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name not in modes.without_gradient)
 
     def batch(self, one_pass: PassTrace) -> Any:
         """The batch of a pass as the loop saw it."""
@@ -218,6 +278,16 @@ class Rerun:
             name: parameter.detach().clone() for name, parameter in self.model.named_parameters() if name not in inputs
         }
         return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers, clip_norm, factor)
+
+
+def is_scaled(scale: float) -> bool:
+    """Whether a factor is more than the rounding of a product."""
+    return abs(scale - 1.0) >= 1e-5
+
+
+def _generator_of(one_pass: PassTrace) -> Tensor:
+    """The state of the generator with which a pass is about to run."""
+    return torch.get_rng_state() if one_pass.generator is None else one_pass.generator
 
 
 def _inputs_of(

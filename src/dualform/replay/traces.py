@@ -1,30 +1,103 @@
 """From a memory to the steps that can be run again: which examples each step saw, and with which settings.
 
-Every memory with a noted ``index`` holds what this needs: the examples of each step, the optimiser's settings and the
-scale of its gradients, the first weights, and a few entries of every weight after each step, by which a step that was
-run again is compared with the recorded one bit for bit.
+A memory that was recorded to be run again (``record(…, replay=…)``) has a log of this. Every other memory with a noted
+``index`` holds most of it too: the examples of each step, the settings of the optimiser and the scale of its gradients,
+the first weights, and a few entries of every weight after each step. What it lacks are the states of the generator.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from dualform.errors import QueryError, UnsupportedOptimizer
-from dualform.rules import RULES
-from dualform.store import ParameterSteps, Store, entry_sample
+from dualform.rules import OTHERS, RULES, path_of
+from dualform.store import (
+    SETTING,
+    Modes,
+    ParameterSteps,
+    RunLog,
+    Store,
+    entry_sample,
+    sampled_entries,
+    weights_checksum,
+)
 
 from .rerun import PassTrace, StepTrace
 
-MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer]
+MakeOptimizer = Callable[[list[Any]], optim.Optimizer]
+"""Makes an optimiser of a list of parameters, or of parameter groups where there were several."""
 
 
-def step_traces(store: Store, names: Sequence[str], index: str = "index") -> list[StepTrace]:
-    """All steps of a memory. The settings of each step are listed parameter by parameter, in the order of ``names``."""
+@dataclass(frozen=True)
+class Difference:
+    """What is not as it was recorded after a step: parameters, as far as known, and the largest difference seen."""
+
+    step: int
+    parameters: tuple[str, ...] = ()
+    largest: float | None = None
+
+
+# ---------------------------------------------------------------------------------------------------- steps
+
+
+def step_traces(store: Store, index: str = "index") -> list[StepTrace]:
+    """All steps of a memory, with the settings of each parameter group of :func:`rebuild_optimizers`."""
+    log = store.manifest.run_log
+    if log is None:
+        return _traces_from_slots(store, index)
+    if log.broken:
+        raise QueryError(f"the run in {store.path} cannot be run again: {log.broken}.")
+    return _logged_traces(store, log, index)
+
+
+def _logged_traces(store: Store, log: RunLog, index: str) -> list[StepTrace]:
+    passes, generators = _passes(store, index), store.generators()
+    table = store.run_log
+    numbers = {name: table[name].to_numpy() for name in table.column_names}
+    settings = {name.removeprefix(SETTING): values for name, values in numbers.items() if name.startswith(SETTING)}
+    places = [(number, place) for number, info in enumerate(log.optimizers) for place in range(len(info.groups))]
+    starts = np.searchsorted(numbers["step"], np.arange(1, store.steps + 2))
+    traces = []
+    for step in range(1, store.steps + 1):
+        lines = {
+            (int(numbers["optimizer"][line]), int(numbers["group"][line])): line
+            for line in range(starts[step - 1], starts[step])
+        }
+        stepped = {number: numbers["gradient"][line] for (number, _), line in lines.items()}
+        groups = tuple(
+            {name: float(v[lines[key]]) for name, v in settings.items() if not np.isnan(v[lines[key]])}
+            if key in lines
+            else {}
+            for key in places
+        )
+        traces.append(
+            StepTrace(
+                tuple(replace(one_pass, generator=generators.get(one_pass.first)) for one_pass in passes[step - 1]),
+                groups,
+                gradient_norm=float(np.linalg.norm(list(stepped.values()))),
+                optimizers=tuple(stepped),
+                modes=_modes_at(log, step),
+            )
+        )
+    return traces
+
+
+def _modes_at(log: RunLog, step: int) -> Modes:
+    earlier = [modes for modes in log.modes if modes.step <= step]
+    return earlier[-1] if earlier else EVERYTHING_TRAINS
+
+
+EVERYTHING_TRAINS = Modes(0, (), ())
+
+
+def _traces_from_slots(store: Store, index: str) -> list[StepTrace]:
+    names = ordered_names(store)
     passes = _passes(store, index)
     own = {name: store.schedule(name) for name in names}
     # a parameter of the rest has no line of its own: what its optimiser did to others holds for it too
@@ -83,22 +156,32 @@ def _of_same_rule(store: Store, name: str, lines: Mapping[str, ParameterSteps]) 
     return lines[name]
 
 
-def rebuild_optimizers(store: Store, model: nn.Module, make: MakeOptimizer | None = None) -> list[optim.Optimizer]:
-    """The optimisers of a recorded run on the parameters of a copy of the model, one parameter a group.
+# ----------------------------------------------------------------------------------------------- optimisers
 
-    ``make`` builds an optimiser that a taught rule explains; those of torch are known by the name of their rule.
+
+def rebuild_optimizers(store: Store, model: nn.Module, make: MakeOptimizer | None = None) -> list[optim.Optimizer]:
+    """The optimisers of a recorded run on the parameters of a copy of the model.
+
+    ``make`` builds an optimiser that a taught rule explains; those of torch are known by their names. Without a log of
+    the run each parameter is a group of its own.
     """
+    parameters, log = dict(model.named_parameters()), store.manifest.run_log
+    if log is not None:
+        optimizers = []
+        for info in log.optimizers:
+            kind = make or _class_at(info.kind)
+            if kind is None:
+                raise UnsupportedOptimizer(_unknown_optimizer(store, info.kind))
+            groups = [[parameters[name] for name in names] for names in info.groups]
+            optimizers.append(kind(groups[0] if len(groups) == 1 else [{"params": group} for group in groups]))
+        return optimizers
     classes: dict[str, Any] = {rule.name: kind for kind, rule in RULES.items()}
-    parameters = dict(model.named_parameters())
     optimizers, names = [], ordered_names(store)
     for rule in dict.fromkeys(store.parameters[name].rule for name in names):
         assert rule is not None
         kind = make or classes.get(rule)
         if kind is None:
-            raise UnsupportedOptimizer(
-                f"the memory at {store.path} was recorded with the rule '{rule}', and nothing says which optimiser "
-                "that is. Pass it: memory.replay(…, optimizer=lambda parameters: MyOptimizer(parameters, …))."
-            )
+            raise UnsupportedOptimizer(_unknown_optimizer(store, rule))
         own = [parameters[name] for name in names if store.parameters[name].rule == rule]
         optimizer = kind(own)
         (group,) = optimizer.param_groups
@@ -107,18 +190,39 @@ def rebuild_optimizers(store: Store, model: nn.Module, make: MakeOptimizer | Non
     return optimizers
 
 
+def _class_at(path: str) -> Any:
+    """The class of an optimiser that the library has a rule for; nothing else is imported."""
+    for kind in RULES:
+        if path_of(kind) == path:
+            return kind
+    if path in OTHERS:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+    return None
+
+
+def _unknown_optimizer(store: Store, name: str) -> str:
+    return (
+        f"the memory at {store.path} was recorded with the optimiser '{name}', and nothing says which class that is. "
+        "Pass it: memory.replay(…, optimizer=lambda parameters: MyOptimizer(parameters, …))."
+    )
+
+
 def ordered_names(store: Store) -> list[str]:
     """The parameters that optimisers hold, in the order of the groups of rebuilt optimisers: rule by rule."""
     rules = {parameter.name: parameter.rule for parameter in store.manifest.parameters if parameter.rule is not None}
     return [name for rule in dict.fromkeys(rules.values()) for name, its_rule in rules.items() if its_rule == rule]
 
 
+# --------------------------------------------------------------------------------------------------- states
+
+
 def load_first_weights(store: Store, model: nn.Module) -> None:
     """Put a copy of the model where the recorded training began."""
-    if store.manifest.shards and any(store.initial_states(name) for name in _explained(store)):
+    if not has_state(store, 0) and store.manifest.shards and any(map(store.initial_states, _explained(store))):
         raise QueryError(
-            f"the memory at {store.path} begins with state in its optimiser (a loaded momentum); it cannot be run "
-            "again from there yet."
+            f"the memory at {store.path} begins with state in its optimiser (a loaded momentum), and was not recorded "
+            "to be run again from there. Record with replay=True."
         )
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -126,15 +230,52 @@ def load_first_weights(store: Store, model: nn.Module) -> None:
                 tensor.copy_(store.initial(name))
 
 
-def differing(store: Store, model: nn.Module, step: int) -> list[str]:
-    """The parameters whose sampled entries are not, bit for bit, those that were stored after a step."""
-    parameters = dict(model.named_parameters())
-    unlike = []
+def kept_steps(store: Store) -> list[int]:
+    """The steps after which whole states were kept."""
+    log = store.manifest.run_log
+    return [] if log is None else [state.step for state in log.states]
+
+
+def has_state(store: Store, step: int) -> bool:
+    """Whether the whole state after a step was kept."""
+    return step in kept_steps(store)
+
+
+def difference(store: Store, model: nn.Module, step: int) -> Difference | None:
+    """What of a model is not, bit for bit, as it was recorded after a step, as far as the memory can tell."""
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if store.manifest.run_log is None:
+        return _difference_of_samples(store, tensors, step)
+    names = {name for info in store.manifest.run_log.optimizers for group in info.groups for name in group}
+    trained = [tensors[p.name].detach() for p in store.manifest.parameters if p.name in names]
+    log = store.run_log
+    line = int(np.searchsorted(log["step"].to_numpy(), step))
+    if has_state(store, step):
+        kept = {name: tensor for name, tensor in store.state(step).items() if name in tensors}
+        return _difference_of(step, {name: (tensors[name].detach(), tensor) for name, tensor in kept.items()})
+    return None if log["checksum"][line].as_py() == weights_checksum(trained) else Difference(step)
+
+
+def _difference_of_samples(store: Store, tensors: Mapping[str, Tensor], step: int) -> Difference | None:
+    pairs = {}
     for name in _explained(store):
-        stored = store.sample(name, step)
-        if stored is not None and stored[0] != entry_sample([parameters[name].detach()]):
-            unlike.append(name)
-    return unlike
+        stored, tensor = store.sample(name, step), tensors[name].detach()
+        if stored is not None and stored[0] != entry_sample([tensor]):
+            places = sampled_entries(tensor).index
+            recorded = torch.frombuffer(bytearray(stored[0]), dtype=tensor.dtype)
+            pairs[name] = tensor.reshape(-1)[places], recorded
+    return _difference_of(step, pairs)
+
+
+def _difference_of(step: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Difference | None:
+    distances = {
+        name: float((now.double() - recorded.double()).abs().max())
+        for name, (now, recorded) in pairs.items()
+        if not torch.equal(now, recorded)
+    }
+    if not distances:
+        return None
+    return Difference(step, tuple(sorted(distances, key=lambda name: -distances[name])), max(distances.values()))
 
 
 def _explained(store: Store) -> list[str]:

@@ -5,9 +5,10 @@ from dualform.types import Transition
 from .protocol import Rule, Seen, Settings, Shared, numbers
 from .sgd import SGD
 from .sweep import Coefficients, sweep
-from .table import RULES, named_rules, path_of, rule_for
+from .table import OTHERS, RULES, named_rules, path_of, rule_for
 
 __all__ = [
+    "OTHERS",
     "RULES",
     "SGD",
     "Coefficients",

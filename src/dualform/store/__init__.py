@@ -2,22 +2,29 @@
 
 from .answer_caches import CoefficientsKey, KeySumsKey, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
-from .fingerprint_table import entry_sample, entry_samples_at, sampled_entries
+from .fingerprint_table import entry_sample, entry_samples_at, gradient_norm, sampled_entries, weights_checksum
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
 from .format import (
     COMPUTED,
+    GENERATOR,
     INDEX,
+    SETTING,
     STORED,
     CallRow,
     EncodedRows,
     EncodingWorkspace,
     EntrySample,
+    GroupStep,
     LayerMatrix,
     LedgerEntry,
     LedgerState,
     Manifest,
+    Modes,
+    OptimizerInfo,
     ParameterStep,
     RowTarget,
+    RunLog,
+    RunLogLines,
     Shard,
     all_finite,
     assemble_matrix,
@@ -29,7 +36,9 @@ from .format import (
     piece_of,
     piece_slices,
     read_manifest,
+    settings_of,
     square_of,
+    state_of,
     write_tensors,
 )
 from .inference_mode import outside_inference_mode
@@ -41,9 +50,11 @@ from .store import Store
 
 __all__ = [
     "COMPUTED",
+    "GENERATOR",
     "INDEX",
     "INIT",
     "PAGE",
+    "SETTING",
     "SIGN",
     "STORED",
     "Block",
@@ -54,6 +65,7 @@ __all__ = [
     "EncodingWorkspace",
     "EntrySample",
     "FileEntry",
+    "GroupStep",
     "KeySumsKey",
     "LayerMatrix",
     "LedgerEntry",
@@ -61,10 +73,14 @@ __all__ = [
     "LedgerParts",
     "LedgerState",
     "Manifest",
+    "Modes",
+    "OptimizerInfo",
     "ParameterStep",
     "ParameterSteps",
     "PendingShard",
     "RowTarget",
+    "RunLog",
+    "RunLogLines",
     "Shard",
     "ShardWriter",
     "SlotArena",
@@ -78,6 +94,7 @@ __all__ = [
     "encode_into",
     "entry_sample",
     "entry_samples_at",
+    "gradient_norm",
     "load_manifest",
     "lock_folder",
     "matrix_columns",
@@ -91,8 +108,11 @@ __all__ = [
     "remove_unlisted",
     "require_own_folder",
     "sampled_entries",
+    "settings_of",
     "square_of",
+    "state_of",
     "truncate_shard",
     "verify",
+    "weights_checksum",
     "write_tensors",
 ]

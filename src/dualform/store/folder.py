@@ -13,7 +13,7 @@ from .io import is_in_use, retry_while_in_use
 from .rank_folders import RANKS, load_manifest
 
 INIT = "init.safetensors"
-SUBFOLDERS = ("shards", "calls", "visits", "steps", "snapshots", "ledger")
+SUBFOLDERS = ("shards", "calls", "visits", "steps", "snapshots", "ledger", "run_log", "states", "generators")
 SIGN = f"#{FORMAT}"
 """The name of an empty tensor in the header of ``init.safetensors``.
 
@@ -82,6 +82,7 @@ def remove_unlisted(folder: Path, manifest: Manifest) -> None:
     """Remove the files that the manifest does not list: those of dropped steps, and half-written ones."""
     listed = {folder / name for shard in manifest.shards for name in shard.files}
     listed |= {folder / entry.name for entry in manifest.ledgers}
+    listed |= {folder / entry.name for entry in (manifest.run_log.states if manifest.run_log else ())}
     for file in _dualform_files(folder):
         if file not in listed:
             _remove(file)

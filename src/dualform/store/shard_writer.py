@@ -24,11 +24,15 @@ from .format import (
     LedgerState,
     Manifest,
     ParameterStep,
+    RunLogLines,
     Shard,
+    StateEntry,
     calls_table,
+    run_log_table,
     steps_table,
     visits_table,
     write_ledger,
+    write_state,
     write_tensors,
 )
 from .io import FileEntry, write_parquet
@@ -50,6 +54,8 @@ class PendingShard:
     snapshots: dict[str, Tensor] = field(default_factory=dict)
     kept: int = 0
     """The bytes of the snapshots."""
+    log: RunLogLines = field(default_factory=RunLogLines)
+    """What is added to the log by which training can be run again."""
     marks: tuple[Mark, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] | None = None
@@ -174,16 +180,24 @@ class ShardWriter:
         if shard.snapshots:
             name = f"snapshots/{shard.number:06d}.safetensors"
             files[name] = write_tensors(self.folder / name, {key: [tensor] for key, tensor in shard.snapshots.items()})
+        if shard.log.generators:
+            name = f"generators/{shard.number:06d}.safetensors"
+            files[name] = write_tensors(
+                self.folder / name, {str(visit): [state] for visit, state in shard.log.generators.items()}
+            )
         tables = {} if shard.replaces else {"calls": calls_table(shard.calls), "steps": steps_table(shard.steps)}
+        if shard.log.steps:
+            tables["run_log"] = run_log_table(shard.log.steps)
         if shard.visits:
             tables["visits"] = visits_table(shard.visits)
         for kind, table in tables.items():
             name = f"{kind}/{shard.number:06d}.parquet"
             files[name] = write_parquet(self.folder / name, table)
         ledger = None if shard.ledger is None else write_ledger(self.folder, shard.last, shard.ledger)
-        before, self.manifest = self.manifest, with_shard(self.manifest, shard, files, ledger)
+        states = [write_state(self.folder, step, tensors) for step, tensors in shard.log.states.items()]
+        before, self.manifest = self.manifest, with_shard(self.manifest, shard, files, ledger, states)
         self.manifest.save(self.folder)
-        if before.ledgers != self.manifest.ledgers or shard.replaces:
+        if before.ledgers != self.manifest.ledgers or shard.replaces or shard.log.dropped:
             with contextlib.suppress(WriteError):  # Windows keeps a file that somebody reads; the next call removes it
                 remove_unlisted(self.folder, self.manifest)
 
@@ -196,10 +210,17 @@ def _lower_priority() -> None:
 
 
 def with_shard(
-    manifest: Manifest, shard: PendingShard, files: Mapping[str, FileEntry], ledger: LedgerEntry | None = None
+    manifest: Manifest,
+    shard: PendingShard,
+    files: Mapping[str, FileEntry],
+    ledger: LedgerEntry | None = None,
+    states: Sequence[StateEntry] = (),
 ) -> Manifest:
     """The manifest with one more shard."""
     manifest = replace(manifest, **shard.revised)
+    run_log, revised = manifest.run_log, shard.log.revised
+    if run_log is not None and revised is not None:
+        run_log = replace(revised, states=run_log.states)
     slots = {layer.name: 0 for layer in manifest.layers}
     for call in shard.calls:
         slots[call.layer] += call.rows
@@ -218,6 +239,7 @@ def with_shard(
         marks=shard.marks,
         columns=dict(shard.columns),
         certificate=certificate,
+        run_log=None if run_log is None else run_log.with_states(states, shard.log.dropped),
     )
 
 

@@ -19,6 +19,7 @@ class Snapshots:
 
     def __init__(self, manifest: Manifest, read: Callable[[str], Mapping[str, Tensor]]) -> None:
         self._every = manifest.snapshot_every
+        self._only_ends = manifest.run_log is not None and manifest.run_log.only
         self._checks = {shard.last for shard in manifest.shards}
         self._snapshots: dict[str, dict[int, Tensor]] = {}
         for shard in manifest.shards:
@@ -47,7 +48,16 @@ class Snapshots:
         snapshots = self._snapshots.get(name, {})
         before = max((s for s in snapshots if s <= step), default=0)
         after = min((s for s in snapshots if s > step), default=None)
-        if before == step or after is None:
+        if before == step:
+            return
+        if self._only_ends:
+            if step in self.steps and not snapshots:
+                return  # it never changes
+            raise HorizonError(
+                f"the memory holds the weights of steps {[0, *self.steps]} only, since it was recorded with "
+                'keep="replay". Run it again for others: run = memory.replay(model, losses, data); run.at(step).'
+            )
+        if after is None:
             return
         checks = {*self._checks, -(-step // self._every) * self._every}
         if not any(step <= check < after for check in checks):

@@ -48,6 +48,8 @@ class Store:
         self._files = self.manifest.files
         verify(self.path / "init.safetensors", self.manifest.init, content=True)
         self._files |= {entry.name: entry.file for entry in self.manifest.ledgers}
+        if self.manifest.run_log is not None:
+            self._files |= {entry.name: entry.file for entry in self.manifest.run_log.states}
         for name, entry in self._files.items():
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
@@ -203,6 +205,25 @@ class Store:
 
     def _tables(self, kind: str) -> list[pa.Table]:
         return [table for shard in self.manifest.shards if (table := lines(self.path, shard, kind)) is not None]
+
+    # ---------------------------------------------------------------------------------------- running again
+
+    @cached_property
+    def run_log(self) -> pa.Table:
+        """One line for each step and parameter group, for a run that can be run again."""
+        return pa.concat_tables(self._tables("run_log"), promote_options="permissive")
+
+    def generators(self) -> dict[int, Tensor]:
+        """States of torch's generator before backward passes, by the first visit of the pass."""
+        files = [file for shard in self.manifest.shards if (file := shard.file("generators"))]
+        views = [view for file in files for view in self._tensors(file).items()]
+        return {int(visit): state.clone() for visit, state in views}  # torch reads whole storages
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """The whole state that was kept after a step: parameters, buffers, the optimiser's state, the generator."""
+        assert self.manifest.run_log is not None
+        (entry,) = [entry for entry in self.manifest.run_log.states if entry.step == step]
+        return self._tensors(entry.name)
 
     # ---------------------------------------------------------------------------------------------- tensors
 

@@ -99,7 +99,7 @@ def test_wrong_questions_are_answered_with_a_sentence(run, recorded):
         run.compare(inputs)
     with pytest.raises(QueryError, match="one of without="):
         run.retrain(without="label = 1", only="label = 2")
-    with pytest.raises(HorizonError, match="cannot run 99 steps"):
+    with pytest.raises(HorizonError, match="cannot run the steps 1 to 99"):
         run.check(steps=99)
     with pytest.raises(QueryError, match="no column 'number'"):
         memory.replay(model, losses, lambda index: (x, y), index="number")

@@ -10,29 +10,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError, require
+from dualform.replay import Difference
 
 
 @dataclass(frozen=True)
 class RunCheck:
-    """Whether a run came out as it was recorded: the first step that differs, and the parameters that do there."""
+    """Whether a run came out as it was recorded: the first step that differs, and how far off it was where that is
+    known.
+    """
 
-    steps: int
-    first_difference: int | None
-    parameters: tuple[str, ...]
-    reason: str
+    first: int
+    last: int
+    first_difference: int | None = None
+    difference: Difference | None = None
+    """The first difference that shows parameters: a log has a checksum of each step, and now and then a whole state."""
+    reason: str = ""
 
     @property
     def exact(self) -> bool:
         return self.first_difference is None
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that were run again."""
+        return self.last - self.first + 1
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters that differ, the farthest first, as far as they are known."""
+        return () if self.difference is None else self.difference.parameters
+
     def __str__(self) -> str:
         if self.exact:
             return f"{self.steps} steps were run again, and every compared entry is the recorded one bit for bit."
-        names = ", ".join(self.parameters[:4])
         return (
-            f"The run differs from the recorded one from step {self.first_difference} of {self.steps} on (in {names}). "
-            f"{self.reason}"
+            f"The run differs from the recorded one from step {self.first_difference} of {self.last} on"
+            f"{self._how_far()}. {self.reason}"
         )
+
+    def _how_far(self) -> str:
+        if self.difference is None or self.difference.largest is None:
+            return ""
+        names = ", ".join(self.parameters[:4]) + (", …" if len(self.parameters) > 4 else "")
+        when = "" if self.difference.step == self.first_difference else f"after step {self.difference.step} "
+        return f" ({when}by up to {self.difference.largest:.2g}, in {names})"
 
 
 @dataclass(frozen=True)

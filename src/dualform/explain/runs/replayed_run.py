@@ -27,7 +27,6 @@ from dualform.replay import (
     Retrain,
     influences,
     load_first_weights,
-    ordered_names,
     rebuild_optimizers,
     step_traces,
 )
@@ -37,6 +36,7 @@ from ..filters import Filter, matching
 from ..query import Target, choose, examples_first, first_axis, logits_of, run_model
 from .answers import Comparison, Influence, RunCheck
 from .reference import ReferenceRun, untouched_generator
+
 
 class ReplayedRun:
     """A recorded training, run again on a copy of the model. Made by ``memory.replay(model, losses, data)``."""
@@ -55,7 +55,7 @@ class ReplayedRun:
         self.store, self.index_column = store, index
         copied = copy.deepcopy(model).train()
         load_first_weights(store, copied)
-        traces = step_traces(store, ordered_names(store), index)
+        traces = step_traces(store, index)
         rerun = Rerun(copied, rebuild_optimizers(store, copied, optimizer), losses, data, traces)
         self._reference = ReferenceRun(store, rerun)
 
@@ -64,9 +64,16 @@ class ReplayedRun:
 
     # ------------------------------------------------------------------------------------------- run again
 
-    def check(self, steps: int | None = None) -> RunCheck:
-        """Run again from the first step (all of training, or ``steps`` of it), and compare with what was recorded."""
-        return self._reference.check(steps)
+    def check(self, steps: int | None = None, *, after: int = 0) -> RunCheck:
+        """Run again from the first step (all of training, or ``steps`` of it), and compare with what was recorded.
+
+        With ``after`` the stretch that follows this step, from the last whole state that was kept before it.
+        """
+        return self._reference.check(steps, after)
+
+    def at(self, step: int) -> nn.Module:
+        """The model as it was after a step."""
+        return self._reference.at(step)
 
     def retrain(
         self, *, without: Filter | None = None, only: Filter | None = None, weights: Tensor | None = None

@@ -2,7 +2,7 @@
 
 from .certificate_entries import CertificateColumns, CertificateEntries, columns_for, sizes_of
 from .model_links import ModelLinks
-from .options import RecordOptions
+from .options import RecordOptions, ReplayOptions
 from .parameter_owners import ParameterOwners
 from .recording_plan import MapUse, RecordedModule, RecordingPlan, make_plan
 from .wrapped_optimizers import plain_optimizers, unwrapped
@@ -16,6 +16,7 @@ __all__ = [
     "RecordOptions",
     "RecordedModule",
     "RecordingPlan",
+    "ReplayOptions",
     "columns_for",
     "make_plan",
     "plain_optimizers",

@@ -7,6 +7,15 @@ from dualform.types import DType
 
 
 @dataclass(frozen=True)
+class ReplayOptions:
+    """What is kept so that training can be run again: ``only`` that, and states of up to ``budget`` bytes."""
+
+    only: bool
+    budget: int | None
+    """None: as much as ten states take."""
+
+
+@dataclass(frozen=True)
 class RecordOptions:
     """Where and how a recording is written. The fields are the keywords of :func:`dualform.record`."""
 
@@ -18,3 +27,4 @@ class RecordOptions:
     by: str | None
     copies: int
     progress: bool
+    replay: ReplayOptions | None = None

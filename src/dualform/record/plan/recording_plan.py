@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn, optim
 
@@ -17,6 +17,9 @@ from .certificate_entries import CertificateEntries, choose_entries
 from .layer_selection import axis_of, keep_of, known_layers, select
 from .parameter_owners import ParameterOwners
 from .rest_reasons import no_layer, reasons_for_rest
+
+RUN_AGAIN = 'it was recorded with keep="replay", to be run again'
+"""Why a parameter is not explained, where nothing but the log of the run is kept."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class RecordingPlan:
     model: nn.Module
     stated: frozenset[str]
     """The layers for which the user has stated the axis of examples."""
+    only_replay: bool = False
+    """Whether nothing is kept but what training needs to run again."""
     demoted: tuple[str, ...] = ()
     """The parameters that were moved to the rest when training showed that no linear map of their layer uses them."""
 
@@ -99,8 +104,18 @@ class RecordingPlan:
 
     @property
     def rest(self) -> dict[str, Tensor]:
-        """The parameters and buffers that are stored as snapshots."""
+        """The parameters and buffers that no slots explain."""
         return {p.name: self.tensors[p.name] for p in self.parameters if p.kind == "rest"}
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that optimisers train."""
+        return [tensor for tensor in self.tensors.values() if tensor in self.owners]
+
+    @property
+    def snapshotted(self) -> dict[str, Tensor]:
+        """The parameters and buffers that are stored as snapshots: the rest, unless it can be computed again."""
+        return {} if self.only_replay else self.rest
 
     @property
     def followed(self) -> list[str]:
@@ -159,7 +174,7 @@ def make_plan(
     optimizers: Sequence[optim.Optimizer],
     *,
     layers: Iterable[str] | None,
-    keep: Keep | Mapping[str, Keep],
+    keep: Keep | Literal["replay"] | Mapping[str, Keep],
     batch_dim: int | Mapping[str, int] | None,
     rules: Mapping[type, Rule] | None,
 ) -> RecordingPlan:
@@ -173,17 +188,23 @@ def make_plan(
         )
     rule_of_each = tuple(None if rules is None else rule_for(optimizer, rules) for optimizer in optimizers)
     owners = ParameterOwners(optimizers)
-    kept, axis = keep_of(model, keep), axis_of(model, 0 if batch_dim is None else batch_dim)
+    only_replay = keep == "replay"
+    kept, axis = (
+        keep_of(model, "nothing" if only_replay else keep),
+        axis_of(model, 0 if batch_dim is None else batch_dim),
+    )
     selected = select(model, layers, kept, owners)
     modules = _modules(model, selected, kept, axis)
     infos = tuple(dict.fromkeys(use.layer for recorded in modules for use in recorded.uses))
-    if not infos:
+    if not infos and not only_replay:
         raise NothingToRecord(no_layer(model, known_layers(model), owners))
     saved = model.state_dict()
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in saved}
     kinds = _kinds(infos) if rules is not None else {}
     reasons = reasons_for_rest(model, infos, kinds, owners)
+    if only_replay:
+        reasons = dict.fromkeys(reasons, RUN_AGAIN)
     parameters = []
     for name, tensor in tensors.items():
         rule = rule_of_each[owners.number_of(tensor)] if name in kinds or tensor in owners else None
@@ -193,7 +214,7 @@ def make_plan(
     patches = choose_entries(infos, {name: tensor.shape for name, tensor in tensors.items()})
     stated = _layers_with_stated_axis(modules, batch_dim)
     return RecordingPlan(
-        infos, tuple(parameters), tuple(modules), tensors, rule_of_each, patches, owners, model, stated
+        infos, tuple(parameters), tuple(modules), tensors, rule_of_each, patches, owners, model, stated, only_replay
     )  # fmt: skip
 
 

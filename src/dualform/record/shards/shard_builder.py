@@ -21,6 +21,7 @@ from dualform.errors import NonFiniteGradient, RecordError
 from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite
 
 from ..plan import RecordingPlan
+from ..run_log import RunKeeper
 from ..slots import SHARD_BYTES, CallSlots, RowRun
 from ..state import StateKeeper
 from ..training import (
@@ -90,7 +91,9 @@ class ShardBuilder:
         certificate: LiveCertificate,
         writer: ShardWriter,
         visits: int,
+        run_keeper: RunKeeper | None = None,
     ) -> None:
+        self.run_keeper = run_keeper
         self.plan, self.clock, self.marks, self.backward_hooks, self.writer = plan, clock, marks, backward_hooks, writer
         self.state, self.outside, self.certificate = state, outside, certificate
         self.notes, self.ranks, self.interrupts = backward_hooks.notes, backward_hooks.ranks, backward_hooks.interrupts
@@ -276,7 +279,10 @@ class ShardBuilder:
         certificate.
         """
         steps, marks, visit = self._steps, self.marks.all(), self.visit
-        new = new_batches(steps, self.backward_hooks.credit.size_of)
+        if self.run_keeper is not None and self.run_keeper.only:
+            new = self.run_keeper.new_batches(step for step, _ in steps)
+        else:
+            new = new_batches(steps, self.backward_hooks.credit.size_of)
         try:
             digested = self._digested(steps, new)
         except BaseException:
@@ -290,6 +296,11 @@ class ShardBuilder:
                 self.pending.steps += digested.lines
             self.pending.visits += digested.visits
             self.pending.calls += digested.calls
+            for batch in new:
+                if batch.batch.generator is not None:
+                    self.pending.log.generators[batch.batch.visit] = batch.batch.generator
+            if self.run_keeper is not None:
+                self.run_keeper.forget(step for step, _ in steps)
             for used in digested.used:
                 self._place(used.slots)
             self._steps = []

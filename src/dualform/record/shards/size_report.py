@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dualform.sizes import in_bytes
 from dualform.store import PAGE
 
 from ..plan import RecordingPlan
@@ -70,7 +71,7 @@ class SizeReport:
     ) -> None:
         self.plan, self.shard_builder, self.steps, self.say = plan, shard_builder, steps, say
         self.estimate: SizeEstimate | None = None
-        self._first = shard_builder.clock.next_step
+        self._first, self._announced = shard_builder.clock.next_step, False
 
     def take(self, step: int, updates: Sequence[ParameterUpdate]) -> None:
         """A step is complete, and not yet part of a finished shard."""
@@ -79,6 +80,12 @@ class SizeReport:
             self.say(self._after_first(self.estimate))
         elif step == self._first + GROWN and self.estimate is not None and self.steps is None and self.say is not None:
             self.say(self._grown(step - 1))
+
+    def announce(self, step: int, sentence: Callable[[], str]) -> None:
+        """Report what else is kept, after the first step."""
+        if step == self._first and self.say is not None and not self._announced:
+            self._announced = True
+            self.say(sentence())
 
     def _after_first(self, size: SizeEstimate) -> str:
         visit, slots = in_bytes(size.a_step / size.visits), in_bytes(size.slots / size.visits)
@@ -154,14 +161,6 @@ def _padding(tensors: Mapping[str, int], steps: int) -> int:
     """The bytes of a shard of so many steps beside its slots: tensors begin on pages, and there is a header."""
     header = -(-HEADER_BYTES * len(tensors) // PAGE) * PAGE
     return header + sum(-size * steps % PAGE for size in tensors.values())
-
-
-def in_bytes(size: float | int) -> str:
-    """A size with its unit: "813 kB"."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    power = min(len(units) - 1, int(math.log10(max(size, 1.0)) // 3))
-    number = size / 1000**power
-    return f"{number:.3g} {units[power]}" if number < 999.5 else f"{number:,.0f} {units[power]}"
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dualform.errors import NoteError
 
@@ -49,6 +50,14 @@ class Batch:
         """How many calls of each module belong to it."""
         self.calls_before: Counter[str] = Counter()
         """The calls of the batch that it turned out to belong to, before it was joined."""
+        self.generators: tuple[Tensor, Tensor] | None = None
+        """Where the run can be run again: the states of torch's generator before and after its forward passes …"""
+        self.generator: Tensor | None = None
+        """… and the one before them, if random numbers do not simply go on from the batch before."""
+        self.modes: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        """The modules that were in evaluation mode, and the parameters that took no gradient."""
+        self.in_run = False
+        """Whether a step that can be run again has used it."""
 
     def number(self, first: int, step: int, row: int = 0, copies: int = 1) -> Mapping[str, Any]:
         """Number the visits of the examples, from ``first``; returns their columns, single values not yet repeated.

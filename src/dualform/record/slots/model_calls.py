@@ -30,7 +30,8 @@ class ModelCall:
 
 class ModelCalls:
     """Watches the outermost calls. ``began(gradients, by_user)`` is called at the beginning of each; ``by_user`` is
-    False inside a backward pass. ``ended`` is called with the arguments of each call in which a recorded layer ran.
+    False inside a backward pass. ``ended`` is called with the arguments and the output of each call in which
+    a recorded layer ran.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ModelCalls:
             self._called.add(path)
             call.outputs = shapes_of((output,), {})
             if output is not None:
-                self._ended(call, module, args, kwargs)
+                self._ended(call, module, args, kwargs, output)
 
 
 def shapes_of(args: tuple, kwargs: Mapping[str, Any]) -> Shapes:

@@ -17,6 +17,7 @@ from ..distributed import Ranks
 from ..plan import RecordingPlan, RecordOptions
 from .frozen_weights import fingerprints_of_frozen
 from .rest_snapshots import auto_interval
+from .run_log_entry import run_log_of
 
 
 def create_memory(
@@ -29,11 +30,12 @@ def create_memory(
         options.dtype,
         plan.layers,
         plan.parameters,
-        snapshot_every=options.snapshot_every or auto_interval(plan.rest),
+        snapshot_every=options.snapshot_every or auto_interval(plan.snapshotted),
         by=options.by,
         frozen=fingerprints_of_frozen(plan),
         rank=ranks.rank,
         ranks=ranks.world,
+        run_log=run_log_of(plan, optimizers, options),
         versions={"dualform": version("dualform"), "torch": torch.__version__},
     )
     with ranks.together():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn, optim
 
 from dualform.errors import HorizonError, ResumeError
@@ -19,6 +20,7 @@ from dualform.store import (
     remove_unlisted,
     truncate_shard,
     verify,
+    weights_checksum,
     write_tensors,
 )
 
@@ -98,6 +100,7 @@ def _check_options(
         ("a ledger by another column", options.by, manifest.by),
         ("another snapshot_every", options.snapshot_every or manifest.snapshot_every, manifest.snapshot_every),
         ("another number of processes", ranks.world, manifest.ranks),
+        ("another replay=", options.replay is not None, manifest.run_log is not None),
     ):
         if now != recorded:
             raise ResumeError(
@@ -132,9 +135,10 @@ def _check_state(store: Store, step: int, plan: RecordingPlan, optimizers: Seque
             raise ResumeError(
                 f"the optimiser is not the memory's own at step {step}: its state of '{name}' differs. {hint}"
             )
+    _check_logged_weights(store, step, plan, hint)
     ended = store.manifest.ended
     broken_off = ended is not None and ended.how == "interrupted" and step == ended.step
-    for name, tensor in plan.rest.items():
+    for name, tensor in plan.snapshotted.items():
         if broken_off and not isinstance(tensor, nn.Parameter):
             continue  # running statistics may have seen a part of the step that was interrupted
         try:
@@ -143,6 +147,15 @@ def _check_state(store: Store, step: int, plan: RecordingPlan, optimizers: Seque
             continue
         if not same:
             raise ResumeError(f"the model is not the memory's own at step {step}: '{name}' differs. {hint}")
+
+
+def _check_logged_weights(store: Store, step: int, plan: RecordingPlan, hint: str) -> None:
+    """Raise an error unless the weights have the checksum that the log of the run holds of a step."""
+    if store.manifest.run_log is None or not step:
+        return
+    places = np.flatnonzero(store.run_log["step"].to_numpy() == step)
+    if len(places) and store.run_log["checksum"][int(places[-1])].as_py() != weights_checksum(plan.trained):
+        raise ResumeError(f"the model is not the memory's own at step {step}: a few entries of it differ. {hint}")
 
 
 def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:
@@ -156,7 +169,7 @@ def _rest_at(store: Store, step: int, plan: RecordingPlan, number: int) -> list[
     """A shard with the tensors of the rest that have changed since their last snapshot."""
     changed = {
         f"{name}@{step}": [written_from(tensor)]
-        for name, tensor in plan.rest.items()
+        for name, tensor in plan.snapshotted.items()
         if name not in store.not_kept(step) and not same_bits(tensor, store.last_kept(name, step))
     }
     if not changed:

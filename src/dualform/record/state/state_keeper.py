@@ -30,7 +30,7 @@ class StateKeeper:
         every: int,
         first: bool,
     ) -> None:
-        self.rest = RestSnapshots(plan.rest if first else {}, every, options.snapshot_every is None)
+        self.rest = RestSnapshots(plan.snapshotted if first else {}, every, options.snapshot_every is None)
         self.checkpoints = StateCheckpoints(plan, partial(states_of, plan, optimizers) if first else None)
         self.frozen = FrozenWeightTracker(plan, store, options.resume or 0, marks)
 
@@ -42,7 +42,7 @@ class StateKeeper:
         """Keep some parameters as snapshots from now on; returns the interval of snapshots."""
         every = self.rest.every
         if self.rest.automatic:  # a multiple, so that a look that is due by the new interval was due by the old one
-            every *= math.ceil(auto_interval(plan.rest) / every)
+            every *= math.ceil(auto_interval(plan.snapshotted) / every)
         self.rest.add({name: plan.tensors[name] for name in names}, every)
         self.checkpoints.names = [name for name in self.checkpoints.names if name not in names]
         return every

@@ -9,7 +9,7 @@ Python runs cold, so the hooks there do little, and whatever can wait is done la
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,20 @@ class BackwardPass:
     """The calls that it has reached, with the errors at their points so far. Nothing is copied yet."""
 
 
+class CallWatcher(Protocol):
+    """Is told of the user's calls of the model, and which batch a call belongs to."""
+
+    def around_calls(
+        self, began: Callable[[bool, bool], None], ended: Callable[..., None]
+    ) -> tuple[Callable[[bool, bool], None], Callable[..., None]]:
+        """The same callbacks, which tell the watcher, too."""
+        ...
+
+    def batch_begins(self, batch: Batch) -> None:
+        """A forward pass of the call under way belongs to this batch."""
+        ...
+
+
 ParameterPlace = tuple[Mapping[str, Tensor | None], str, GradientFollower]
 """The table of a module that holds a parameter, its name in the table, and the follower of its gradient."""
 
@@ -69,15 +83,16 @@ class BackwardHooks:
         credit: RowCredit,
         ranks: Ranks,
         interrupts: Interrupts,
+        run_keeper: "CallWatcher | None" = None,
     ) -> None:
+        self.run_keeper = run_keeper
         self.plan, self.followers, self.notes, self.ledger, self.ranks = plan, followers, notes, ledger, ranks
         self.credit, self.interrupts = credit, interrupts
-        self.entries = ModelCalls(
-            plan.model,
-            notes.begin_call,
-            lambda call, module, args, kwargs: credit.see(call, module, args, kwargs, notes.batch.size),
-            lambda: interrupts.interruptions,
-        )
+        began: Callable[[bool, bool], None] = notes.begin_call
+        ended: Callable[..., None] = partial(_call_ended, credit, notes)
+        if run_keeper is not None:
+            began, ended = run_keeper.around_calls(began, ended)
+        self.entries = ModelCalls(plan.model, began, ended, lambda: interrupts.interruptions)
         self.arena: SlotArena
         """The memory of slots until they are written."""
         self.bytes = 0
@@ -176,6 +191,8 @@ class BackwardHooks:
         if torch._C._current_graph_task_id() == -1:
             if entry is None or not entry.calls:
                 self.notes.begin_forward()
+                if self.run_keeper is not None:
+                    self.run_keeper.batch_begins(self.notes.batch)
             order = self.entries.number(name)
         else:  # inside a backward pass: activation checkpointing
             self.notes.begin_again()
@@ -276,6 +293,12 @@ class BackwardHooks:
                 else:
                     slots.key_square = summary.square
             slots.run.follow(slots.begin, slots.end)
+
+
+def _call_ended(
+    credit: RowCredit, notes: BatchColumns, call: ModelCall, module: nn.Module, args: tuple, kwargs: dict, output: Any
+) -> None:
+    credit.see(call, module, args, kwargs, notes.batch.size)
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

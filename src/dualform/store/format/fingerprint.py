@@ -57,6 +57,11 @@ class EntrySample:
             return True
         return bool(np.isfinite(self.values([read])).all())
 
+    def square(self, read: bytes) -> float:
+        """The sum of the squares of a sample."""
+        numbers = self.values([read])[0].tolist() if self._numbers is None else self._numbers.unpack(read)
+        return math.fsum([number * number for number in numbers])
+
     def zero(self, read: bytes) -> bool:
         """Whether all entries of a sample are zero."""
         return not read.strip(b"\0\x80") and not self.values([read]).any()  # 0x80: the sign of a negative zero

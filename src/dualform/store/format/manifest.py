@@ -27,6 +27,16 @@ A memory is a folder::
                                  to an optimiser later, its initial value is stored then, as "<name>@0"
     ledger/000100.safetensors    the ledger after a step: "<name>#parts" (1 + groups, *shape), first what is left of the
                                  initial weights, and the same for the optimiser's buffer, "<name>#buffers"
+    run_log/000000.parquet       only in a memory that keeps what training needs to run again: one line per step and
+                                 parameter group (step, optimizer, group), with the settings of the group ("opt_lr", …),
+                                 the norm of a few entries of all gradients of the step ("gradient"), and the xxh3-64 of
+                                 a few entries of all weights after it ("checksum")
+    states/000100.safetensors    a whole state after a step, as often as the budget allows: parameters and buffers by
+                                 name, the optimiser's state of each ("<name>#exp_avg"; numbers: "<name>#step#number"),
+                                 and the state of torch's generator ("#generator")
+    generators/000000.safetensors
+                                 the state of torch's generator before the backward pass whose first visit is v ("v"),
+                                 where the training loop moved it since the pass before
     ranks/0001/                  the part of process 1, if several processes recorded ("ranks" in the manifest): its
                                  shards, calls, visits and its part of a ledger, with a manifest of its own. A step
                                  counts when all processes hold it; the parts of a ledger are added up
@@ -61,6 +71,7 @@ from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterI
 
 from ..io import FileEntry, retry_while_in_use, write_bytes
 from .ledger_file import LedgerEntry
+from .run_log import Modes, OptimizerInfo, RunLog, StateEntry
 
 NAME = "manifest.json"
 FORMAT = "dualform-memory"
@@ -111,6 +122,8 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     ended: Ended | None = None
     """How the recording ended; None while it goes on, and after a kill."""
+    run_log: RunLog | None = None
+    """What is kept so that training can be run again, besides its tables."""
 
     @property
     def steps(self) -> int:
@@ -149,6 +162,7 @@ class Manifest:
             certificate=self.certificate if step == self.steps else None,
             ledgers=tuple(entry for entry in self.ledgers if entry.step <= step),
             ended=None,
+            run_log=None if self.run_log is None else self.run_log.upto(step),
         )
 
     def save(self, folder: Path) -> None:
@@ -236,6 +250,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         demoted=tuple(value.get("demoted", ())),
         versions=value["versions"],
         ended=_ended(value),
+        run_log=_run_log(value.get("run_log")),
     )
 
 
@@ -243,6 +258,15 @@ def _ended(value: Mapping[str, Any]) -> Ended | None:
     if "ended" not in value:  # written by a version that did not store this
         return Ended("unknown", value["steps"])
     return None if value["ended"] is None else Ended(**value["ended"])
+
+
+def _run_log(value: Mapping[str, Any] | None) -> RunLog | None:
+    if value is None:
+        return None
+    optimizers = tuple(OptimizerInfo(v["kind"], tuple(map(tuple, v["groups"]))) for v in value["optimizers"])
+    modes = tuple(Modes(v["step"], tuple(v["evaluating"]), tuple(v["without_gradient"])) for v in value["modes"])
+    states = tuple(StateEntry(v["step"], v["name"], FileEntry(**v["file"])) for v in value["states"])
+    return RunLog(value["only"], value["threads"], optimizers, modes, value["broken"], states)
 
 
 def _layer(value: Mapping[str, Any]) -> LayerInfo:

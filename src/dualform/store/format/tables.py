@@ -52,8 +52,8 @@ def calls_table(calls: Sequence[CallRow]) -> pa.Table:
     """The table of calls, with one line for each call."""
     columns = list(zip(*calls, strict=True)) if calls else [() for _ in CallRow._fields]
     kinds = [CallRow.__annotations__[name] for name in CallRow._fields]
-    return _table({
-        name: _text(column) if kind is str else _numbers(np.array(column, np.int64 if kind is int else np.float64))
+    return columns_table({
+        name: _text(column) if kind is str else number_column(np.array(column, np.int64 if kind is int else np.float64))
         for name, kind, column in zip(CallRow._fields, kinds, columns, strict=True)
     })  # fmt: skip
 
@@ -61,20 +61,23 @@ def calls_table(calls: Sequence[CallRow]) -> pa.Table:
 def steps_table(lines: Sequence[tuple[int, ParameterStep]]) -> pa.Table:
     """The table of steps, with one line for each step and parameter; settings that a parameter lacks are NaN."""
     steps, changes = [step for step, _ in lines], [line for _, line in lines]
-    numbers = _rows([line.transition or _UNKNOWN for line in changes], Transition._fields, getattr)
+    numbers = rows_of([line.transition or _UNKNOWN for line in changes], Transition._fields, getattr)
     names = sorted(set().union(*{id(line.settings): line.settings for line in changes}.values()))
-    settings = _rows([line.settings for line in changes], names, lambda settings, name: settings.get(name, np.nan))
-    columns = {"step": _numbers(np.array(steps, np.int64)), "parameter": _text([line.parameter for line in changes])}
-    columns |= {name: _numbers(numbers[:, i]) for i, name in enumerate(Transition._fields)}
-    columns["scale"] = _numbers(np.array([line.scale for line in changes], np.float64))
-    columns |= {f"{SETTING}{name}": _numbers(settings[:, i]) for i, name in enumerate(names)}
-    columns["gradient_eps"] = _numbers(np.array([line.gradient_eps for line in changes], np.float64))
+    settings = rows_of([line.settings for line in changes], names, lambda settings, name: settings.get(name, np.nan))
+    columns = {
+        "step": number_column(np.array(steps, np.int64)),
+        "parameter": _text([line.parameter for line in changes]),
+    }
+    columns |= {name: number_column(numbers[:, i]) for i, name in enumerate(Transition._fields)}
+    columns["scale"] = number_column(np.array([line.scale for line in changes], np.float64))
+    columns |= {f"{SETTING}{name}": number_column(settings[:, i]) for i, name in enumerate(names)}
+    columns["gradient_eps"] = number_column(np.array([line.gradient_eps for line in changes], np.float64))
     columns["sample"] = _bytes([line.sample for line in changes])
     columns["state_sample"] = _bytes([line.state_sample for line in changes])
-    return _table(columns)
+    return columns_table(columns)
 
 
-def _rows(
+def rows_of(
     records: Sequence[Any], names: Sequence[str], get: Callable[[Any, str], float]
 ) -> Float[np.ndarray, "m k"]:  # fmt: skip
     """The named numbers of each record, one row for each. Most records are one and the same object."""
@@ -94,24 +97,26 @@ def visits_table(visits: Sequence[Mapping[str, Any]]) -> pa.Table:
         arrays = [v if isinstance(v, np.ndarray) else np.full(n, v) for v, n in zip(values, sizes, strict=True)]
         column = np.concatenate(arrays)
         columns[name] = (
-            _numbers(column)
+            number_column(column)
             if column.dtype in _PLAIN
             else _text(column.tolist())
             if column.dtype.kind == "U"
             else pa.array(column)
         )
-    return _table(columns)
+    return columns_table(columns)
 
 
 _BINARY = pa.binary()
 _PLAIN = {np.dtype(kind): pa.from_numpy_dtype(kind) for kind in (np.int64, np.float64)}
 
 
-def _table(columns: Mapping[str, pa.Array]) -> pa.Table:
+def columns_table(columns: Mapping[str, pa.Array]) -> pa.Table:
+    """A table of named columns."""
     return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _numbers(values: np.ndarray) -> pa.Array:
+def number_column(values: np.ndarray) -> pa.Array:
+    """A column of int64 or float64 numbers."""
     return pa.Array.from_buffers(_PLAIN[values.dtype], len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 

@@ -1,0 +1,169 @@
+"""The run with all weights 1: does it come out as it was recorded, which states lie on the way, what model comes out.
+
+Every other run and every question of a :class:`~dualform.explain.ReplayedRun` goes back to it.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from dualform.errors import DualformWarning, HorizonError
+from dualform.replay import Difference, Rerun, difference, has_state, kept_steps
+from dualform.store import Store, outside_inference_mode
+
+from .answers import RunCheck
+
+STRETCH_BYTES = 1 << 29
+"""Bytes of what the steps of one stretch read, in memory at a time while influence is carried back."""
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """What one run from the first step to the last gave."""
+
+    check: RunCheck
+    states: list[dict[str, Any]]
+    trained: nn.Module
+
+
+class ReferenceRun:
+    """The recorded run, made again once and remembered. ``rerun`` stands at the first step."""
+
+    def __init__(self, store: Store, rerun: Rerun) -> None:
+        self.store, self.rerun = store, rerun
+        self.first = rerun.kept_state(0, store.state(0)) if has_state(store, 0) else rerun.state()
+
+    def check(self, steps: int | None = None, after: int = 0) -> RunCheck:
+        """Run again from the first step (all of training, or ``steps`` of it), and compare with what was recorded.
+
+        With ``after`` the stretch that follows this step, from the last whole state that was kept before it.
+        """
+        end = len(self.rerun.steps) if steps is None else after + steps
+        if steps is None and not after:
+            return self._result.check
+        if not 0 <= after < end <= len(self.rerun.steps):
+            raise HorizonError(
+                f"cannot run the steps {after + 1} to {end} again: the memory holds {len(self.rerun.steps)}."
+            )
+        with untouched_generator():
+            begin = self._load_state_before(after)
+            differences = Differences(begin + 1, end)
+            for step in range(begin + 1, end + 1):
+                self.rerun.run(step)
+                differences.add(step, difference(self.store, self.rerun.model, step))
+        return differences.check(self._likely_reason)
+
+    def at(self, step: int) -> nn.Module:
+        """The model after a step."""
+        if not 0 <= step <= len(self.rerun.steps):
+            raise HorizonError(f"cannot go to step {step}: the memory holds {len(self.rerun.steps)}.")
+        with untouched_generator():
+            states = [state for state in self.exact.states if state["position"] <= step]
+            self.rerun.load(states[-1])
+            self.rerun.run(step)
+            return copy.deepcopy(self.rerun.model).eval()
+
+    @cached_property
+    def exact(self) -> ReferenceResult:
+        """The result of the run. A run that is not the recorded one gives a warning."""
+        if not self._result.check.exact:
+            warnings.warn(f"{self._result.check} Its answers are about this run.", DualformWarning, stacklevel=3)
+        return self._result
+
+    @cached_property
+    def _result(self) -> ReferenceResult:
+        steps, states = len(self.rerun.steps), [self.first]
+        differences, kept = Differences(1, steps), kept_steps(self.store)
+        with untouched_generator():
+            self.rerun.load(self.first)
+            for step in range(1, steps + 1):
+                self.rerun.run(step)
+                unlike = difference(self.store, self.rerun.model, step)
+                differences.add(step, unlike)
+                if unlike is not None and step in kept:  # from here on it is the recorded run again
+                    self.rerun.load(self.rerun.kept_state(step, self.store.state(step)))
+                if step < steps and (step % self._stretch == 0 or (unlike is not None and step in kept)):
+                    states.append(self.rerun.state())
+            trained = copy.deepcopy(self.rerun.model).eval()
+        return ReferenceResult(differences.check(self._likely_reason), states, trained)
+
+    def _load_state_before(self, step: int) -> int:
+        """Go to the last whole state that was kept up to a step; returns its step."""
+        kept = max((number for number in kept_steps(self.store) if number <= step), default=0)
+        if kept:
+            self.rerun.load(self.rerun.kept_state(kept, self.store.state(kept)))
+        else:
+            self.rerun.load(self.first)
+        return kept
+
+    @cached_property
+    def _stretch(self) -> int:
+        """The steps between two states in memory, so that what the steps of one stretch read fits into it."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.rerun.model.state_dict().values())
+        return max(1, min(math.isqrt(len(self.rerun.steps)), STRETCH_BYTES // max(1, 4 * size)))
+
+    def _likely_reason(self, step: int) -> str:
+        log, threads = self.store.manifest.run_log, torch.get_num_threads()
+        random = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in self.rerun.model.modules())
+        if log is None and random:
+            return (
+                "The model draws random numbers (dropout), and this memory does not hold the state of the generator: a "
+                "run with other random numbers is another run. Record with replay=True."
+            )
+        if log is not None and log.threads != threads:
+            return (
+                f"It was recorded with {log.threads} threads, and {threads} sum in another order: "
+                f"torch.set_num_threads({log.threads}) before it is run again."
+            )
+        if step == 1:
+            return (
+                "It differs from the first step on: `losses` is not the loss of the loop (its shares must sum to what "
+                "was backpropagated), `data` gives other inputs than the loop saw, or the number of threads is "
+                f"another one ({threads} now)."
+            )
+        beside = "an edit" if log is not None else "an edit, another mode of the model"
+        return (
+            "The first steps agree, so the losses and the data are right as far as they were seen; something that the "
+            f"loop did beside its steps ({beside}), an example that changed since, another machine"
+            f"{'' if log is not None else f' or another number of threads ({threads} now)'} changes the numbers."
+        )
+
+
+@dataclass
+class Differences:
+    """Collects where a run differs from the recorded one."""
+
+    first: int
+    last: int
+    first_difference: int | None = None
+    shown: Difference | None = None
+
+    def add(self, step: int, unlike: Difference | None) -> None:
+        """A step was compared."""
+        if unlike is None:
+            return
+        if self.first_difference is None:
+            self.first_difference = step
+        if self.shown is None and unlike.parameters:
+            self.shown = unlike
+
+    def check(self, reason: Callable[[int], str]) -> RunCheck:
+        """The result, with the likely reason of the first difference."""
+        if self.first_difference is None:
+            return RunCheck(self.first, self.last)
+        return RunCheck(self.first, self.last, self.first_difference, self.shown, reason(self.first_difference))
+
+
+@contextmanager
+def untouched_generator() -> Iterator[None]:
+    """Run with gradients and with random numbers of one's own: the caller's generator stays where it is."""
+    with outside_inference_mode(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        yield
