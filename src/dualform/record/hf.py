@@ -18,9 +18,10 @@ from weakref import WeakSet
 
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.errors import NoteError, RecordError, require
+from dualform.tasks import of_trainer, optimizer_of
 
 from .hooks import wrapped_method
 from .plan import unwrapped
@@ -99,6 +100,24 @@ class RecordCallback(TrainerCallback):
             refuse_shared(how)
         saved = _checkpointed(state).get(KEY, {}).get("step")
         self.session.begin(kwargs["model"], [unwrapped(kwargs["optimizer"])], saved, state.max_steps)
+
+    def replay(self, memory: Any, model: nn.Module | None = None, *, index: str = "index") -> Any:
+        """Run the training of the attached trainer again: ``callback.replay(dualform.open("runs/gpt2"))``.
+
+        This is ``memory.replay(model, *dualform.tasks.of_trainer(trainer))`` with the trainer's optimiser. The
+        ``model`` is the trainer's, unless you pass another one. It works before training too, so that a later process
+        can run a memory again: make the same trainer.
+        """
+        if len(self._attached) != 1:
+            raise RecordError(
+                f"this callback has {len(self._attached)} trainers, so it is not known whose data and loss to take. "
+                "Pass it to one Trainer(callbacks=[…]), or write "
+                "memory.replay(model, *dualform.tasks.of_trainer(trainer))."
+            )
+        (trainer,) = self._attached
+        task = of_trainer(trainer, index=index)
+        network = trainer.model if model is None else model
+        return memory.replay(network, *task, index=index, optimizer=optimizer_of(trainer))
 
     @contextmanager
     def _around(self, trainer: Trainer) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
-from .rerun import Data, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
 from .traces import (
     Difference,
     MakeOptimizer,
@@ -16,6 +16,7 @@ from .traces import (
 
 __all__ = [
     "Data",
+    "DataOfStep",
     "Difference",
     "Influences",
     "Losses",

@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.hooks import RemovableHandle
 
-from .differentiable_step import ParameterInputs, differentiable_step
+from .differentiable_step import ParameterInputs, differentiable_step, never_trained
 from .rerun import PassTrace, Rerun, TracedStep
 
 Adjoint = dict[str, dict[str, Tensor]]
@@ -188,10 +188,10 @@ def _through_a_scalar_step(step: TracedStep, adjoint: Adjoint) -> tuple[Adjoint,
 
 
 def _clear_roots_at_zero(gradient: Tensor, state: Mapping[str, Tensor], pulled: Sequence[Tensor]) -> None:
-    """A root has no slope at 0. Entries that never had a gradient give 0 · ∞, and there the derivative is 0."""
+    """Entries that never had a gradient give 0 · ∞, and there the derivative is 0."""
     if not any(bool(value.isnan().any()) for value in pulled):
         return
-    never = (gradient == 0) & torch.stack([tensor == 0 for key, tensor in state.items() if key != "weight"]).all(0)
+    never = never_trained(gradient, state)
     for value in pulled:
         value.masked_fill_(never & value.isnan(), 0.0)
 
@@ -240,7 +240,7 @@ def _losses(
     tensors = {**weights, **step.untrained, **{name: buffer.clone() for name, buffer in at_pass.items()}}
     # what torch.func.functional_call does around one forward pass, here around whatever the losses do with the model
     with _reparametrize_module(rerun.model, tensors, tie_weights=True):
-        return rerun.losses(rerun.model, rerun.data(one_pass.index))
+        return rerun.losses(rerun.model, rerun.batch(one_pass))
 
 
 @contextmanager

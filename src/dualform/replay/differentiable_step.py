@@ -15,6 +15,7 @@ contributions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,7 +54,19 @@ def differentiable_step(
         factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         factor = factor.detach() if held else factor
         gradients = {name: factor * gradient for name, gradient in gradients.items()}
+        for name, gradient in gradients.items():  # one NaN would reach all parameters through the norm
+            if gradient.requires_grad:
+                gradient.register_hook(partial(_without_nan, never_trained(gradient, inputs[name].tensors)))
     return {name: _step_of_one(parameter, gradients[name], held) for name, parameter in inputs.items()}
+
+
+def never_trained(gradient: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """The entries that have no gradient and never had one: a root has no slope at 0, and there the derivative is 0."""
+    return (gradient == 0) & torch.stack([tensor == 0 for key, tensor in state.items() if key != "weight"]).all(0)
+
+
+def _without_nan(never: Tensor, pulled: Tensor) -> Tensor:
+    return torch.where(never & pulled.isnan(), 0.0, pulled)
 
 
 def _step_of_one(parameter: ParameterInputs, gradient: Tensor, held: bool) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,17 @@ Data = Callable[[Tensor], Any]
 """The batch with these indices, as the loop saw it."""
 
 
+@runtime_checkable
+class DataOfStep(Protocol):
+    """Data whose batches depend on all passes of a step, as where a loss is divided by the step's tokens."""
+
+    def __call__(self, index: Tensor) -> Any: ...
+
+    def in_step(self, passes: Sequence[Tensor], place: int) -> Any:
+        """The batch of one pass of a step; ``passes`` has the indices of all of them."""
+        ...
+
+
 @dataclass(frozen=True)
 class PassTrace:
     """One backward pass: its examples, and the state of torch's generator before its forward pass, where it matters."""
@@ -37,6 +48,10 @@ class PassTrace:
     generator: Tensor | None = None
     first: int = 0
     """The first visit of the pass: visits are counted over all of training."""
+    step: tuple[Tensor, ...] = ()
+    """The examples of all passes of its step; empty where it is the only one."""
+    place: int = 0
+    """Which of them it is."""
 
 
 @dataclass(frozen=True)
@@ -226,11 +241,17 @@ class Rerun:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name not in modes.without_gradient)
 
+    def batch(self, one_pass: PassTrace) -> Any:
+        """The batch of a pass as the loop saw it."""
+        if isinstance(self.data, DataOfStep):
+            return self.data.in_step(one_pass.step or (one_pass.index,), one_pass.place)
+        return self.data(one_pass.index)
+
     def backward(self, one_pass: PassTrace) -> None:
         """One backward pass as the loop made it."""
         if one_pass.generator is not None:
             torch.set_rng_state(one_pass.generator)
-        losses = self.losses(self.model, self.data(one_pass.index))
+        losses = self.losses(self.model, self.batch(one_pass))
         if losses.shape != one_pass.index.shape:
             raise QueryError(
                 f"losses(model, batch) gave a tensor of shape {tuple(losses.shape)} for a batch of "

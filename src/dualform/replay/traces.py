@@ -6,8 +6,8 @@ the first weights, and a few entries of every weight after each step. What it la
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,7 @@ def _logged_traces(store: Store, log: RunLog, index: str) -> list[StepTrace]:
         )
         traces.append(
             StepTrace(
-                tuple(
-                    PassTrace(one_pass.index, generators.get(one_pass.first), one_pass.first)
-                    for one_pass in passes[step - 1]
-                ),
+                tuple(replace(one_pass, generator=generators.get(one_pass.first)) for one_pass in passes[step - 1]),
                 groups,
                 gradient_norm=float(np.linalg.norm(list(stepped.values()))),
                 optimizers=tuple(stepped),
@@ -140,7 +137,15 @@ def _passes(store: Store, index: str) -> list[tuple[PassTrace, ...]]:
     passes: list[list[PassTrace]] = [[] for _ in range(store.steps)]
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
         passes[steps[begin] - 1].append(PassTrace(values[begin:end], first=int(begin)))
-    return [tuple(of_step) for of_step in passes]
+    return [_together(of_step) for of_step in passes]
+
+
+def _together(passes: Sequence[PassTrace]) -> tuple[PassTrace, ...]:
+    """The passes of a step, each with the examples of all."""
+    if len(passes) == 1:
+        return tuple(passes)
+    indices = tuple(one_pass.index for one_pass in passes)
+    return tuple(replace(one_pass, step=indices, place=place) for place, one_pass in enumerate(passes))
 
 
 def _of_same_rule(store: Store, name: str, lines: Mapping[str, ParameterSteps]) -> ParameterSteps:
