@@ -22,12 +22,13 @@ def images(part):
     return (pixels.float() - 33.275) / 78.518, labels
 
 
-def train(x, y, path=None, steps=STEPS, seed=0, dtype="float16"):
+def train(x, y, path=None, steps=STEPS, seed=0, dtype="float16", **options):
     """Train, recorded if there is a path: lr 3e-3, momentum 0.9, gradient norm clipped at 1.0."""
     torch.manual_seed(seed)
     model = MLP(784, 800, 800, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=3e-3, momentum=0.9)
-    tape = dualform.record(model, optimizer, path, dtype=dtype, overwrite=True, progress=False) if path else None
+    options = {"dtype": dtype, "overwrite": True, "progress": False, **options}
+    tape = dualform.record(model, optimizer, path, **options) if path else None
     done = 0
     with tape or nullcontext():
         while done < steps:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import HorizonError, NoteError, QueryError, RecordError, ResumeError, SizeError
+from dualform.errors import HorizonError, NonFiniteGradient, NoteError, QueryError, RecordError, ResumeError, SizeError
 from dualform.record.run_log.state_schedule import StateSchedule
 
 N, D, C = 48, 12, 3
@@ -378,6 +379,50 @@ def test_batches_without_an_index_are_refused(keep, tmp_path):
     with pytest.raises((RecordError, NoteError), match="not noted with an index"), tape:
         F.cross_entropy(model(X[:4]), Y[:4]).backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("keep", ["slots", "replay"])
+def test_a_gradient_that_is_no_number_stops_before_the_step(keep, tmp_path):
+    torch.manual_seed(0)
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    tape = dualform.record(model, optimizer, tmp_path / "run", keep=keep, replay=True, progress=False)
+    with pytest.raises(NonFiniteGradient, match="NaN or infinity at step 1; the step was not taken"), tape:
+        tape.note(index=torch.arange(4))
+        (F.cross_entropy(model(X[:4]), Y[:4]) * float("nan")).backward()
+        optimizer.step()
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by the compiler, at every break of a graph
+def test_a_compiled_model_runs_again(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, C))
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        compiled = torch.compile(model, backend="aot_eager")
+        for index in torch.randperm(N).split(10):
+            tape.note(index=index)
+            F.cross_entropy(compiled(X[index]), Y[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(dualform.open(tmp_path / "run").visits) == N
+    assert replay(Loop(), tmp_path / "run", model).check().exact
+
+
+def test_gradient_checkpointing_is_one_pass(tmp_path):
+    torch.manual_seed(0)
+    model, checkpoint = mlp(), torch.utils.checkpoint.checkpoint
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", progress=False) as tape:
+        for index in torch.randperm(N).split(10):
+            tape.note(index=index)
+            F.cross_entropy(checkpoint(model, X[index], use_reentrant=False), Y[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(dualform.open(tmp_path / "run").visits) == N
+    assert replay(Loop(), tmp_path / "run", model).check().exact
 
 
 def test_a_memory_without_slots_says_what_it_can_answer(tmp_path):

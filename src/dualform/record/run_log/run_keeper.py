@@ -4,6 +4,7 @@ It stands beside whatever else is kept of a run (``record(…, replay="2 GB")``)
 recorded layers have no hooks, and the batches of a step are those that :class:`PassWatch` has seen.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from dualform.errors import RecordError
+from dualform.errors import NonFiniteGradient, RecordError
 from dualform.sizes import bytes_of_tensors, in_bytes
 from dualform.store import (
     GroupStep,
@@ -32,6 +33,9 @@ from ..training import NewBatch
 from .pass_watch import PassWatch, RunPass
 from .state_schedule import StateSchedule
 
+MOST_MODES = 1000
+"""How many changes between training and evaluation mode, or of frozen parameters, a log holds."""
+
 STATES = 10
 """How many whole states are kept if the user gives no budget."""
 
@@ -40,6 +44,11 @@ INDEX_COLUMN = "index"
 UNNOTED = (
     "a batch of step {step} was not noted with an index, so nothing says which examples it holds, and it cannot be run "
     "again. Write tape.note(index=…) for every batch, or record without replay."
+)
+RESTLESS = f"modules changed their mode more than {MOST_MODES} times up to step {{step}}"
+NOT_FINITE = (
+    "the gradients hold NaN or infinity at step {step}; the step was not taken. Lower the learning rate, clip the "
+    "gradient, or look at the batch."
 )
 REGROUPED = "an optimiser got other parameter groups at step {step}, and only the steps before can be run again"
 
@@ -118,6 +127,8 @@ class RunKeeper:
     def before_step(self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass]) -> None:
         """The gradients of a step are final; ``passes`` are those that recorded layers have seen."""
         self._gradient = gradient_norm([p.grad for group in optimizer.param_groups for p in group["params"]])
+        if not math.isfinite(self._gradient):
+            raise NonFiniteGradient(NOT_FINITE.format(step=step))
         for run_pass in self.watch.passes if self.only else passes:
             if INDEX_COLUMN not in run_pass.batch.columns:
                 raise RecordError(UNNOTED.format(step=step))
@@ -159,7 +170,10 @@ class RunKeeper:
         self._end = end
         last = self.log.modes[-1] if self.log.modes else Modes(0, (), ())
         if calls[0].modes != (last.evaluating, last.without_gradient):
-            self._revise(lines, modes=(*self.log.modes, Modes(step, *calls[0].modes)))
+            if len(self.log.modes) < MOST_MODES:
+                self._revise(lines, modes=(*self.log.modes, Modes(step, *calls[0].modes)))
+            elif not self.log.broken:
+                self._revise(lines, broken=RESTLESS.format(step=step))
 
     def _revise(self, lines: RunLogLines, **changes: Any) -> None:
         self.log = lines.revised = replace(self.log, **changes)
