@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import dualform
 
-
 WIDTHS = 784, 800, 800, 800, 800, 10
 """Of keys and errors of the three layers."""
 
@@ -82,9 +81,9 @@ def main():
         "bit for bit": str(check.exact),
     }
     lines += [f"| {name} | {value} |" for name, value in rows.items()]
-    head = f"""MLP 784-800-800-10 on MNIST, {options.steps:,} steps of {BATCH}, SGD with momentum and clipping. Recording
-was timed in {options.blocks} blocks of {options.block} steps, in turns with bare training (CPU seconds of all threads of
-the process; median and range).
+    head = f"""MLP 784-800-800-10 on MNIST, {options.steps:,} steps of {BATCH}, SGD with momentum and clipping.
+Recording was timed in {options.blocks} blocks of {options.block} steps, in turns with bare training (CPU seconds of all
+threads of the process; median and range).
 
 | | |
 |---|---|"""

@@ -146,6 +146,7 @@ SAID = {
     "to_paths_of_their_own": [("RecordError", "the same path")] * WORLD,
     "with_other_columns": [("NoteError", "different columns")] * WORLD,
     "from_a_step_that_is_not_there": [("ResumeError", "complete steps up to 1")] * WORLD,
+    "to_be_run_again": [("RecordError", "this training has several")] * WORLD,
 }
 
 

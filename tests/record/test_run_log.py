@@ -371,6 +371,12 @@ def test_a_size_that_is_none_is_named(replay_size, tmp_path):
         dualform.record(model, optim.SGD(model.parameters(), lr=0.1), tmp_path, replay=replay_size)
 
 
+def test_rows_that_stand_for_half_an_example_are_refused(tmp_path):
+    model = mlp()
+    with pytest.raises(QueryError, match="copies=2 cannot be run again yet"):
+        dualform.record(model, optim.SGD(model.parameters(), lr=0.1), tmp_path, replay=True, copies=2)
+
+
 @pytest.mark.parametrize("keep", ["slots", "replay"])
 def test_batches_without_an_index_are_refused(keep, tmp_path):
     model = mlp()

@@ -207,10 +207,16 @@ def from_a_step_that_is_not_there(path: Path) -> None:
     _once(model, path, resume=3)
 
 
+def to_be_run_again(path: Path) -> None:
+    """Several processes cannot be run again yet."""
+    _once(DistributedDataParallel(KINDS["linear"].model()), path, replay=True)
+
+
 REFUSED: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
-        without_averaging, onto_a_memory, to_paths_of_their_own, with_other_columns, from_a_step_that_is_not_there
+        without_averaging, onto_a_memory, to_paths_of_their_own, with_other_columns, from_a_step_that_is_not_there,
+        to_be_run_again,
     )
 }  # fmt: skip
 
@@ -237,11 +243,11 @@ def killed(path: Path, at: int = 40) -> None:
                 torch.save(_state(model), path.with_name(f"{step + 1}.pt"))
 
 
-def _once(net: nn.Module, path: Path, *, seed: int = 0, column: str = "index", resume: int | None = None) -> None:
+def _once(net: nn.Module, path: Path, *, seed: int = 0, column: str = "index", **options: Any) -> None:
     """One step, recorded."""
     optimizer = optim.SGD(net.parameters(), lr=0.1)
     x = KINDS["linear"].inputs(torch.Generator().manual_seed(seed))
-    with dualform.record(net, optimizer, path, progress=False, resume=resume) as tape:
+    with dualform.record(net, optimizer, path, progress=False, **options) as tape:
         tape.note(**{column: list(range(len(x)))})
         net(x).square().mean().backward()
         optimizer.step()

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import optim
 
-from dualform.errors import RecordError
 from dualform.store import Manifest, ShardWriter, Store
 
 from .distributed import Ranks
@@ -52,8 +51,6 @@ class Recorder:
         self.run_keeper = None
         if options.replay is not None:
             assert manifest.run_log is not None
-            if not ranks.alone:
-                raise RecordError("replay= records one process; this training has several. Record without replay=.")
             self.run_keeper = RunKeeper(
                 plan, optimizers, self.notes, interrupts, manifest.run_log, options.replay.budget
             )
