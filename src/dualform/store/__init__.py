@@ -1,6 +1,6 @@
 """Slots to disk and back. The format is described at the top of ``manifest.py``."""
 
-from .answer_caches import CoefficientsKey, KeySumsKey, LedgerKey, LedgerParts, SplitKey, ViewKey
+from .answer_caches import CoefficientsKey, KeySumsKey, KroneckerFactors, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
 from .fingerprint_table import entry_sample, entry_samples_at, sampled_entries
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
@@ -19,6 +19,7 @@ from .format import (
     ParameterStep,
     RowTarget,
     Shard,
+    SurveyPass,
     all_finite,
     assemble_matrix,
     bytes_a_row,
@@ -55,6 +56,7 @@ __all__ = [
     "EntrySample",
     "FileEntry",
     "KeySumsKey",
+    "KroneckerFactors",
     "LayerMatrix",
     "LedgerEntry",
     "LedgerKey",
@@ -70,6 +72,7 @@ __all__ = [
     "SlotArena",
     "SplitKey",
     "Store",
+    "SurveyPass",
     "ViewKey",
     "all_finite",
     "assemble_matrix",

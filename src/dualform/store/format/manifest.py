@@ -45,6 +45,10 @@ checked. ``checksum``, on the first line of the manifest, is the xxh3-128 of all
 
 ``ended`` says how the recording ended: ``{"how": "closed", "step": 300, "by": ""}``, or "interrupted" with the name of
 the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes on, and stays so after a kill.
+
+``survey`` lists the passes of a survey (one pass over the examples for each checkpoint of a network that was trained
+before): the learning rate of the checkpoint and its first and last step. The steps of a survey are batches, and no
+weight changes in them. In a recorded training the list is empty.
 """
 
 import json
@@ -84,6 +88,15 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class SurveyPass:
+    """One pass of a survey: the learning rate of its checkpoint, and the numbers of its first and last batch."""
+
+    learning_rate: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of a memory: layers, parameters, shards, marks and the certificate."""
 
@@ -111,6 +124,8 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     ended: Ended | None = None
     """How the recording ended; None while it goes on, and after a kill."""
+    survey: tuple[SurveyPass, ...] = ()
+    """The passes of a survey; none in a recorded training."""
 
     @property
     def steps(self) -> int:
@@ -236,6 +251,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         demoted=tuple(value.get("demoted", ())),
         versions=value["versions"],
         ended=_ended(value),
+        survey=tuple(SurveyPass(**v) for v in value.get("survey", ())),
     )
 
 
