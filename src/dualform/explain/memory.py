@@ -60,7 +60,7 @@ def survey(
     batch_size: int = 64,
     checkpoints: Sequence[Checkpoint] | None = None,
     columns: Mapping[str, Any] | None = None,
-    dtype: DType = "float16",
+    dtype: DType = "float32",
     layers: Iterable[str] | None = None,
     overwrite: bool = False,
     progress: Progress = True,
@@ -77,7 +77,8 @@ def survey(
     - ``checkpoints``: pairs (``state_dict`` or the file of one, learning rate), one pass for each; by default the model
       as it is, with the learning rate 1.
     - ``columns``: values of each example by the name of their column, as for ``tape.note``.
-    - ``dtype``, ``layers``, ``overwrite``: as for :func:`dualform.record`.
+    - ``dtype``, ``layers``, ``overwrite``: as for :func:`dualform.record`, but in float32 if nothing is said: EK-FAC
+      divides by small numbers.
     """
     take_survey(
         model, losses, data, path, examples=examples, batch_size=batch_size, checkpoints=checkpoints, columns=columns,

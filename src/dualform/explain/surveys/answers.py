@@ -37,7 +37,7 @@ class SurveyScores(Influence):
     def __str__(self) -> str:
         index, value = self.top(1)[0]
         lines = [
-            f"{self.kind}: example {index} speaks most for {self.target} of query 0 ({value:+.2g}).", self.approximation
+            f"{self.kind}: example {index} speaks most for {self.target} of query 0 ({value:+.3g}).", self.approximation
         ]  # fmt: skip
         if self.left_out:
             names = [f"'{name}' ({reason})" for name, reason in list(self.left_out.items())[:SHOWN]]
