@@ -7,7 +7,8 @@ the pass counts as one of its steps.
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn, optim
 from dualform.errors import DualformWarning, QueryError
 from dualform.progress import Progress, bar
 from dualform.record import record
-from dualform.store import SurveyPass, load_manifest, outside_inference_mode
+from dualform.store import SurveyPass, load_manifest, outside_inference_mode, remove_memory
 from dualform.types import DType
 
 from .rerun import Data, Losses
@@ -76,10 +77,14 @@ def take_survey(
     with outside_inference_mode(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         surveyed.load_state_dict(_state_of(passes[0][0]))
         _warn_of_shares(surveyed, losses, data, index)
-        with record(
+        tape = record(
             surveyed, optimizer, path, layers=layers, dtype=dtype, rules=None, overwrite=overwrite,
             snapshot_every=len(batches), progress=False,
-        ) as tape, bar("surveying", len(passes) * len(index), progress, WORTH_A_BAR) as watch:  # fmt: skip
+        )  # fmt: skip
+        with _whole_or_removed(Path(path)) as begun, tape, bar(
+            "surveying", len(passes) * len(index), progress, WORTH_A_BAR
+        ) as watch:  # fmt: skip
+            begun.append(True)
             for number, (state, _) in enumerate(passes):
                 if number:
                     surveyed.load_state_dict(_state_of(state))
@@ -95,6 +100,20 @@ def take_survey(
         for number, (_, rate) in enumerate(passes)
     )
     replace(load_manifest(Path(path)), survey=survey).save(Path(path))
+
+
+@contextmanager
+def _whole_or_removed(path: Path) -> Iterator[list[bool]]:
+    """Remove what was written if the pass is broken off: a part of a survey answers nothing. The list that it gives is
+    empty until there is something of ours to remove.
+    """
+    begun: list[bool] = []
+    try:
+        yield begun
+    except BaseException:
+        if begun:
+            remove_memory(path)
+        raise
 
 
 def example_losses(model: nn.Module, losses: Losses, data: Data, index: Int[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -6,11 +6,12 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from helpers import unchecked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import DualformWarning, MemoryExists, NoSteps, QueryError
+from dualform.errors import DualformWarning, MemoryExists, NoSteps, NotAMemory, QueryError
 from dualform.explain import Memory
 
 N, C, QUERIES = 14, 3, 4
@@ -321,9 +322,9 @@ def test_bad_input_is_answered_by_a_sentence(small, tmp_path):
     with pytest.raises(QueryError, match="each example's own loss"):
         dualform.survey(small.model, lambda m, b: losses(m, b).mean(), small.data, tmp_path / "bad", examples=N)
     with pytest.raises(QueryError, match="damping=0"):
-        small.memory.scores(small.model, small.queries, method="ekfac", damping=0)
-    with pytest.raises(QueryError, match="method='tracin'"):
-        small.memory.scores(small.model, small.queries, method="tracin")
+        small.memory.scores(small.model, small.queries, method="ekfac", damping=0.0)
+    with unchecked(), pytest.raises(QueryError, match="method='tracin'"):
+        small.memory.scores(small.model, small.queries, method="tracin")  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemoryExists):
         small.survey(small.memory.path)
     small.model.requires_grad_(False)
@@ -332,6 +333,23 @@ def test_bad_input_is_answered_by_a_sentence(small, tmp_path):
             small.survey(tmp_path / "bad")
     finally:
         small.model.requires_grad_(True)
+
+
+def test_a_pass_that_is_broken_off_leaves_nothing(small, tmp_path):
+    def interrupted(index: Tensor) -> tuple[Tensor, Tensor]:
+        if 10 in index:
+            raise KeyboardInterrupt
+        return small.data(index)
+
+    options = {"examples": N, "batch_size": 5, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        dualform.survey(small.model, losses, interrupted, tmp_path / "m", **options)
+    with pytest.raises(NotAMemory):
+        dualform.open(tmp_path / "m")
+    dualform.survey(small.model, losses, small.data, tmp_path / "m", **options)
+    with pytest.raises(MemoryExists):  # and that one stays
+        dualform.survey(small.model, losses, interrupted, tmp_path / "m", **options)
+    assert len(dualform.open(tmp_path / "m").visits) == N
 
 
 def test_losses_that_are_shares_of_a_mean_give_a_warning(small, tmp_path):
