@@ -8,6 +8,7 @@ arXiv 2308.03296.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,7 @@ from dualform.progress import OnProgress
 from dualform.store import KroneckerFactors, Store
 from dualform.types import LayerInfo
 
-from .rows import example_gradients, rows_of_steps
+from .rows import ExampleRows, example_gradients, rows_of_steps
 
 DAMPING = 0.1
 """The usual damping, as a share of the mean eigenvalue of a layer."""
@@ -36,12 +37,26 @@ def kronecker_factors(
     input_basis, error_basis = (torch.linalg.eigh(covariance)[1].to(store.compute) for covariance in (inputs, errors))
     squares, examples = torch.zeros((), dtype=torch.float64), 0
     for rows in rows_of_steps(store, layer, steps):
-        for visits, gradients in example_gradients(rows):
-            squares = squares + (error_basis.mT @ gradients @ input_basis).square().sum(0).double()
-            examples += len(visits)
+        squares = squares + _squares(rows, input_basis, error_basis).double()
+        examples += rows.examples
         if watch:
             watch(len(rows.visits))
     return KroneckerFactors(input_basis, error_basis, (squares / max(1, examples)).to(store.compute))
+
+
+def _squares(
+    rows: ExampleRows, input_basis: Float[Tensor, "c c"], error_basis: Float[Tensor, "d_out d_out"]
+) -> Float[Tensor, "d_out c"]:
+    """The squared gradients of the examples of a step in both eigenbases, summed. Rows are rotated, not gradients."""
+    keys, errors = rows.extended_keys @ input_basis, rows.errors @ error_basis
+    if rows.examples == len(rows.visits):
+        return errors.square().mT @ keys.square()
+    width = rows.layer.width
+    rotated = replace(rows, keys=keys[:, :width], bias_keys=keys[:, width:], errors=errors)
+    total = torch.zeros((), dtype=errors.dtype)
+    for _, gradients in example_gradients(rotated):
+        total = total + gradients.square().sum(0)
+    return total
 
 
 def usual_damping(factors: KroneckerFactors) -> float:

@@ -2,7 +2,6 @@ r"""Products :math:`\langle Q, G_i \rangle` of matrices with the gradients of ex
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,8 +25,7 @@ def example_products(
     """The product of each query with the gradient of each visit; 0 for visits of other steps."""
     out = queries.new_zeros(len(queries), store.manifest.visits)
     for rows in rows_of_steps(store, layer, steps):
-        one_row_each = len(np.unique(rows.visits)) == len(rows.visits)
-        if layer.indexed or one_row_each:
+        if layer.indexed or rows.examples == len(rows.visits):
             out.index_add_(1, torch.from_numpy(rows.visits), _row_products(rows, queries))
         else:
             for visits, gradients in example_gradients(rows):

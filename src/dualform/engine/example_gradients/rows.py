@@ -32,6 +32,11 @@ class ExampleRows:
     visits: Int[np.ndarray, " m"]
 
     @property
+    def examples(self) -> int:
+        """The number of examples that the rows belong to."""
+        return len(np.unique(self.visits))
+
+    @property
     def extended_keys(self) -> Float[Tensor, "m c"]:
         """The keys with the columns of the biases."""
         return torch.cat([self.keys, self.bias_keys], 1)
