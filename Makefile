@@ -10,10 +10,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 LOWEST := $(VENV)-lowest
+PEERS := $(VENV)-peers
 LOWEST_TESTS := tests/record/test_step_hooks.py tests/store tests/engine tests/explain tests/rules tests/attention
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format docs wheel package lowest reproduce clean
+.PHONY: help demo test slow typed check format docs wheel package lowest peers reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -54,6 +55,9 @@ package: $(READY) ## build, install in a clean environment, and run the quicksta
 lowest: $(LOWEST)/.ready ## run the tests of the core with the lowest versions that pyproject.toml claims; needs a network
 	@$(LOWEST)/bin/python -m pytest -m "not slow" -n $(JOBS) $(LOWEST_TESTS) $(ARGS)
 
+peers: $(READY) $(PEERS)/.ready ## compare the scores of a survey with captum and kronfluence, in an environment of theirs; needs a network once
+	@$(BIN)/python benchmarks/survey.py --peers $(PEERS)/bin/python $(ARGS)
+
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
 	@$(BIN)/dualform reproduce dual-form $(ARGS)
 	@$(BIN)/python -m experiments.dual_form.page
@@ -77,6 +81,14 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 	@echo "Installing the lowest versions in $(LOWEST): several gigabytes where torch comes with CUDA."
 	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints-lowest.txt \
 	  -e '.[demo,hf,lora,lightning,svm,web]' pytest pytest-xdist hypothesis beartype
+	@touch $@
+
+$(PEERS)/.ready: benchmarks/survey_peers.txt
+	@$(PYTHON) -m venv --clear $(PEERS)
+	@echo "Installing captum and kronfluence in $(PEERS)."
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check torch==2.13.0
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps captum==0.9.0 kronfluence==1.0.1
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check -r benchmarks/survey_peers.txt
 	@touch $@
 
 $(READY): pyproject.toml constraints.txt

@@ -3,10 +3,23 @@
 from importlib.metadata import version
 
 from dualform import attention, evaluate, rules, svm, tasks, tuning
-from dualform.explain import Memory
+from dualform.explain import Memory, survey
 from dualform.explain import open_memory as open
 from dualform.record import Tape, record
 from dualform.show import figures as plot
 
-__all__ = ["Memory", "Tape", "attention", "evaluate", "open", "plot", "record", "rules", "svm", "tasks", "tuning"]
+__all__ = [
+    "Memory",
+    "Tape",
+    "attention",
+    "evaluate",
+    "open",
+    "plot",
+    "record",
+    "rules",
+    "survey",
+    "svm",
+    "tasks",
+    "tuning",
+]
 __version__ = version("dualform")

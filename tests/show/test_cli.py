@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dualform.errors import AskError
-from dualform.explain import open_memory
+from dualform.explain import open_memory, survey
 from dualform.models import MLP
 from dualform.record import record
 from dualform.show.commands import cli
@@ -71,6 +71,31 @@ def test_inspect_shows_a_memory_without_steps(tmp_path):
         pass
     result = call("inspect", tmp_path / "empty")
     assert result.exit_code == 0 and "No step is complete" in result.stdout
+
+
+def test_inspect_shows_a_survey_as_what_it_is(tmp_path):
+    model = MLP(16, 8, 3)
+    x, label = torch.randn(20, 16), torch.arange(20) % 3
+
+    def losses(network, index):
+        return torch.nn.functional.cross_entropy(network(x[index]), label[index], reduction="none")
+
+    survey(
+        model, losses, lambda index: index, tmp_path / "m", examples=20, columns={"label": label}, progress=False,
+        checkpoints=[(model.state_dict(), 0.5), (model.state_dict(), 0.25)],
+    )  # fmt: skip
+    result = call("inspect", tmp_path / "m")
+    printed = " ".join(result.stdout.split())
+    assert result.exit_code == 0, result.stderr
+    for words in (
+        "a survey of 20 examples at 2 checkpoints",
+        "(learning rates 0.5, 0.25)",
+        "fc1",
+        "label",
+        "approximations",
+    ):
+        assert words in printed
+    assert "rebuilds the weights" not in printed and "steps, " not in printed
 
 
 def test_inspect_says_that_a_recording_was_interrupted(tmp_path):

@@ -27,6 +27,7 @@ SELF_CONTAINED = [
     "guides/long-runs",
     "guides/processes",
     "guides/what-would-have-changed",
+    "guides/trained-models",
     "concepts/counterfactual",
     "concepts/layers",
     "concepts/precision",

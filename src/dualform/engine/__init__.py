@@ -13,6 +13,7 @@ from .certificate import (
 )
 from .coefficients import coefficients
 from .dual import dual_forward
+from .example_gradients import example_products, extended_matrix, kronecker_factors, solve_fisher, usual_damping
 from .group_sums import GroupSums
 from .layer_sums import explained_layers, initial_part, layer_sums, parameter_entries
 from .parameter_sums import ParameterSum, dual_output, parameter_sum
@@ -53,9 +54,12 @@ __all__ = [
     "count_moves",
     "dual_forward",
     "dual_output",
+    "example_products",
     "explained_layers",
+    "extended_matrix",
     "initial_part",
     "key_sums",
+    "kronecker_factors",
     "layer_sums",
     "parameter_entries",
     "parameter_sum",
@@ -65,9 +69,11 @@ __all__ = [
     "rounding",
     "scan",
     "scan_backwards",
+    "solve_fisher",
     "split_by_group",
     "state_at",
     "stream",
     "summed_weights",
     "sums_fit_in_memory",
+    "usual_damping",
 ]

@@ -5,10 +5,11 @@ from .attribution import ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
 from .linear_functional import LinearFunctional
-from .memory import Memory, open_memory
+from .memory import Memory, open_memory, survey
 from .query import is_preconditioned
 from .runs import Comparison, Influence, ReplayedRun, RunCheck
 from .spotlight import Spotlight
+from .surveys import SurveyScores
 from .weights import Certificate, Ledger
 
 __all__ = [
@@ -25,9 +26,11 @@ __all__ = [
     "RunCheck",
     "ScanAnswers",
     "Spotlight",
+    "SurveyScores",
     "Timeline",
     "is_preconditioned",
     "matching",
     "open_memory",
     "stretch_edges",
+    "survey",
 ]

@@ -133,6 +133,8 @@ class Attribution:
         _require_count(0, "top", top)
         _require_count(0, "timeline", timeline)
         store, view = self.memory.store, self.memory.view
+        if timeline or score == "contribution":
+            store.need_training()
         info, module = store.layer(layer)
         if info.in_ledger and ((top or timeline) if score == "contribution" else info.keep == "ledger"):
             raise QueryError(

@@ -1,7 +1,7 @@
 """The user's memory: a recorded training run that answers questions, at any step and through any mask."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from dualform.engine import Agreement, StoreView, certify, explained_layers
 from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.progress import Progress, bar
-from dualform.replay import Data, Losses, MakeOptimizer
+from dualform.replay import Checkpoint, Data, Losses, MakeOptimizer, take_survey
 from dualform.rules import Rule
 from dualform.store import Store, outside_inference_mode
-from dualform.types import Mark
+from dualform.types import DType, Mark
 
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
 from .query import Target, run_model, shadow_of
 from .runs import ReplayedRun
 from .spotlight import Spotlight
+from .surveys import Method, SurveyScores, survey_scores
 from .weights import (
     Certificate,
     Ledger,
@@ -50,6 +51,43 @@ def open_memory(path: str | os.PathLike, *, rules: Iterable[Rule] = ()) -> "Memo
 
 
 KEEPS_NO_SLOTS = 'this memory keeps no slots (keep="replay"), but what training needs to run again:'
+
+
+def survey(
+    model: nn.Module,
+    losses: Losses,
+    data: Data,
+    path: str | os.PathLike,
+    *,
+    examples: int | Sequence[int] | Tensor,
+    batch_size: int = 64,
+    checkpoints: Sequence[Checkpoint] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    dtype: DType = "float32",
+    layers: Iterable[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress = True,
+) -> "Memory":
+    """Make a memory of a network that is trained already, by one pass over its training set.
+
+    It holds slots without steps: ask it for :meth:`Memory.scores`, which are approximations, and for weights α. The
+    network runs in evaluation mode, on a copy; yours is not touched.
+
+    - ``losses(model, batch)``: each example's own loss, one number an example, not divided by the size of the batch
+      (``reduction="none"``; for a language model the sum over the example's tokens).
+    - ``data(indices)``: the batch with these examples.
+    - ``examples``: how many there are, or the index of each.
+    - ``checkpoints``: pairs (``state_dict`` or the file of one, learning rate), one pass for each; by default the model
+      as it is, with the learning rate 1.
+    - ``columns``: values of each example by the name of their column, as for ``tape.note``.
+    - ``dtype``, ``layers``, ``overwrite``: as for :func:`dualform.record`, but in float32 if nothing is said: EK-FAC
+      divides by small numbers.
+    """
+    take_survey(
+        model, losses, data, path, examples=examples, batch_size=batch_size, checkpoints=checkpoints, columns=columns,
+        dtype=dtype, layers=layers, overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    return open_memory(path)
 
 
 @dataclass(frozen=True)
@@ -92,6 +130,7 @@ class Memory:
 
         The certificate was written when recording closed; for other steps the weights are checked now.
         """
+        self.store.need_training()
         written = self.store.manifest.certificate
         if written is None or written["step"] != self.step:
             return replace(self, view=StoreView(self.step)).check()
@@ -102,6 +141,10 @@ class Memory:
 
     def __repr__(self) -> str:
         visible = self.view.visible
+        if passes := self.store.manifest.survey:
+            at = "the trained weights" if len(passes) == 1 else f"{len(passes)} checkpoints"
+            survey = f"a survey of {len(self.visits):,} visits at {at}"
+            return f"Memory({str(self.path)!r}, {survey}, layers {list(self.layers)})"
         mask = "" if visible is None else f", {int(visible.sum()):,} of {len(visible):,} visits"
         return f"Memory({str(self.path)!r}, step {self.step} of {self.store.steps}, layers {list(self.layers)}{mask})"
 
@@ -109,6 +152,7 @@ class Memory:
 
     def at(self, step: int) -> "Memory":
         """The memory as it stood after a step."""
+        self.store.need_training()
         try:
             is_integer = int(step) == step
         except (TypeError, ValueError, OverflowError):
@@ -150,6 +194,7 @@ class Memory:
         Ask it for the part of each example, group or time: ``memory.along("fc1", A).by("label", layer="fc1")``.
         """
         self.store.need_steps()
+        self.store.need_training()
         return LinearFunctional(self, layer, A, a)
 
     def predict(self, model: nn.Module, inputs: Any, *, progress: Progress = True) -> Any:
@@ -176,17 +221,54 @@ class Memory:
         """
         return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer)
 
+    def scores(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        method: Method = "gradient",
+        target: Target = None,
+        damping: float | None = None,
+        progress: Progress = True,
+    ) -> SurveyScores:
+        """Approximate scores of every surveyed example for a target of each input, positive where it speaks for it.
+
+        ``"gradient"`` is TracIn: minus the learning rate times the product of the gradients of the example's loss and
+        of the target, summed over the checkpoints. ``"ekfac"`` is an influence function at the last checkpoint, with
+        EK-FAC of the empirical Fisher matrix; ``damping`` is added to its eigenvalues, by default 0.1 times their mean
+        in each layer. Only a :func:`dualform.survey` can be asked.
+        """
+        if not self.store.manifest.survey:
+            raise QueryError(
+                f"the memory at {self.path} is a recorded training, not a survey, so it has no approximate scores. Ask "
+                "memory.attend(model, inputs) for contributions, or memory.replay(…) for influence through training."
+            )
+        self.fits(model)
+        return survey_scores(
+            self.store,
+            model,
+            inputs,
+            lambda step: replace(self, view=StoreView(step)).weights_for(model),
+            self._shown,
+            method=method,
+            target=target,
+            damping=damping,
+            progress=progress,
+        )
+
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
 
         Instead of a column you can pass one value for each visit of the whole memory.
         """
         self.store.need_steps()
+        self.store.need_training()
         return make_ledger(self.store, self.view, column, progress)
 
     def sizes(self, layer: str | int, *, progress: Progress = True) -> Tensor:
         """How much each visit put into a layer, for any query: Σ |c| ‖e‖ ‖x‖ over its slots, one number per visit."""
         self.store.need_steps()
+        self.store.need_training()
         info, module = self.store.layer(layer)
         with bar(f"sizes in {module.name}", self.store.slots(info.name), progress) as watch:
             return visit_sizes(self.store, self.view, module.name, watch)
@@ -250,6 +332,7 @@ class Memory:
         with ``full=True``.
         """
         self.store.need_steps()
+        self.store.need_training()
         if model is None and not self.store.weights_kept_at(self.step):
             return self._certificate(check_samples(self.store, self.view))
         if model is None:
@@ -349,6 +432,7 @@ class Memory:
 
     def _require_explained_weights(self) -> None:
         if self.view.visible is not None and not explained(self.store):
+            self.store.need_training()
             raise QueryError(
                 "a mask cannot change the weights of this memory: they are snapshots, as only keys were kept or no "
                 "rule explains the optimiser. Ask it for weights α with attend(…) and score='weight' or 'abs', or "

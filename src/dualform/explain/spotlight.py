@@ -61,6 +61,7 @@ class Spotlight(Attribution):
     def output(self, layer: str | int, *, progress: Progress = True) -> Tensor:
         """The output of a layer, computed from its first weights and its slots alone, in the layer's own shape."""
         store, view = self.memory.store, self.memory.view
+        store.need_training()
         info, module = store.layer(layer)
         calls = self._own_capture.calls[module.name]
         if not calls.inputs:

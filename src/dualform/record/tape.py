@@ -92,9 +92,7 @@ def record(
         raise QueryError(f"copies={copies} must be 1 or more: the blocks of rows that a note stands for.")
     kept_for_replay = _replay_options(keep, replay)
     if kept_for_replay is not None and copies > 1:
-        raise QueryError(
-            f"a run with copies={copies} cannot be run again yet. Leave out copies= or replay."
-        )
+        raise QueryError(f"a run with copies={copies} cannot be run again yet. Leave out copies= or replay.")
     at = None if resume is None else int(resume)  # a checkpoint may hold it as a tensor
     if by is None and any("ledger" in value for value in ([keep] if isinstance(keep, str) else keep.values())):
         raise QueryError("keep='ledger' needs to know the groups: name a column that you note, as in by='source'.")

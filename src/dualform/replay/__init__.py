@@ -1,8 +1,10 @@
-"""Training run again: what each step did, the adjoint that carries a target back through it, and retraining."""
+"""Training run again: what each step did, the adjoint that carries a target back through it, retraining; and one pass
+over a network that is trained already."""
 
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
 from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .survey import Checkpoint, take_survey
 from .traces import (
     Difference,
     MakeOptimizer,
@@ -15,6 +17,7 @@ from .traces import (
 )
 
 __all__ = [
+    "Checkpoint",
     "Data",
     "DataOfStep",
     "Difference",
@@ -35,4 +38,5 @@ __all__ = [
     "load_first_weights",
     "rebuild_optimizers",
     "step_traces",
+    "take_survey",
 ]

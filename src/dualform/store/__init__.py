@@ -1,6 +1,6 @@
 """Slots to disk and back. The format is described at the top of ``manifest.py``."""
 
-from .answer_caches import CoefficientsKey, KeySumsKey, LedgerKey, LedgerParts, SplitKey, ViewKey
+from .answer_caches import CoefficientsKey, KeySumsKey, KroneckerFactors, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
 from .fingerprint_table import entry_sample, entry_samples_at, gradient_norm, sampled_entries, weights_checksum
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
@@ -26,6 +26,7 @@ from .format import (
     RunLog,
     RunLogLines,
     Shard,
+    SurveyPass,
     all_finite,
     assemble_matrix,
     bytes_a_row,
@@ -67,6 +68,7 @@ __all__ = [
     "FileEntry",
     "GroupStep",
     "KeySumsKey",
+    "KroneckerFactors",
     "LayerMatrix",
     "LedgerEntry",
     "LedgerKey",
@@ -86,6 +88,7 @@ __all__ = [
     "SlotArena",
     "SplitKey",
     "Store",
+    "SurveyPass",
     "ViewKey",
     "all_finite",
     "assemble_matrix",

@@ -77,6 +77,21 @@ class LedgerParts:
         return np.flatnonzero(visible_count == count).tolist()
 
 
+@dataclass(frozen=True)
+class KroneckerFactors:
+    r"""The eigenbases of a layer's inputs and errors, and the mean square of the examples' gradients in both.
+
+    .. math:: K = U_K\,\mathrm{diag}\,U_K^\top,\quad E = U_E\,\mathrm{diag}\,U_E^\top,\quad
+        \Lambda_{jk} = \frac1n \sum_i (U_E^\top G_i U_K)_{jk}^2
+
+    A bias counts as one more input, which is always 1.
+    """
+
+    inputs: Float[Tensor, "c c"]
+    errors: Float[Tensor, "d_out d_out"]
+    squares: Float[Tensor, "d_out c"]
+
+
 class AnswerCaches:
     """The caches of one open memory, over one shared budget of bytes."""
 
@@ -104,3 +119,5 @@ class AnswerCaches:
         """Every parameter and buffer of the model, in its own precision."""
         self.exact_weights: AnswerCache[int, dict[str, Tensor]] = AnswerCache(budget)
         """For each horizon the explained parameters without a mask, in float64."""
+        self.kronecker_factors: AnswerCache[str, KroneckerFactors] = AnswerCache(budget)
+        """For each layer of a survey the factors at its last checkpoint."""

@@ -82,6 +82,16 @@ class Store:
         if not self.steps:
             raise NoSteps(f"the memory at {self.path} holds no complete step: recording ended before the first one.")
 
+    def need_training(self) -> None:
+        """Raise an error if the slots of the memory are not those of a training, whose steps changed the weights."""
+        if self.manifest.survey:
+            raise NoSteps(
+                f"the memory at {self.path} is a survey of a network that was trained before: it holds slots without "
+                "steps, so it cannot say how the weights came about, and nothing in it can be rebuilt, checked or run "
+                "again. Ask it for memory.scores(model, inputs), or for weights α: "
+                "memory.attend(model, inputs).top(layer=…, score='weight'). For the rest record the training itself."
+            )
+
     @cached_property
     def parameters(self) -> dict[str, ParameterInfo]:
         """Every tensor of the model by its name."""

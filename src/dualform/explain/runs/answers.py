@@ -64,7 +64,7 @@ class Influence:
     columns in the order of ``index``.
     """
 
-    kind: Literal["through training", "direct"]
+    kind: Literal["through training", "direct", "gradient", "ekfac"]
     target: str
     index: np.ndarray
     values: Float[Tensor, "queries examples"]

@@ -52,6 +52,7 @@ class ReplayedRun:
         optimizer: MakeOptimizer | None = None,
     ) -> None:
         store.need_steps()
+        store.need_training()
         self.store, self.index_column = store, index
         copied = copy.deepcopy(model).train()
         load_first_weights(store, copied)

@@ -10,6 +10,9 @@ from ..text import certificate_table, columns_table, disk_table, layers_table
 def print_contents(memory: Memory, console: Console) -> None:
     """Print steps, visits, columns, layers, sizes on disk, the certificate and the marks."""
     manifest = memory.store.manifest
+    if manifest.survey:
+        print_survey(memory, console)
+        return
     versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
     slots = f"slots in {manifest.dtype}" if manifest.layers else "no slots"
     console.print(f"[bold]{memory.path}[/]: {memory.step:,} steps, {manifest.visits:,} visits, {slots}")
@@ -30,3 +33,21 @@ def print_contents(memory: Memory, console: Console) -> None:
         console.print(f"[bold]![/] '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}.")
     if not manifest.marks:
         console.print("No marks: the recorder noticed nothing that the memory cannot explain.")
+
+
+def print_survey(memory: Memory, console: Console) -> None:
+    """Print the checkpoints, columns, layers and sizes of a survey, which has neither steps nor a certificate."""
+    manifest = memory.store.manifest
+    versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
+    examples = manifest.visits // len(manifest.survey)
+    rates = ", ".join(f"{one_pass.learning_rate:g}" for one_pass in manifest.survey)
+    console.print(
+        f"[bold]{memory.path}[/]: a survey of {examples:,} examples at {len(manifest.survey)} checkpoints "
+        f"(learning rates {rates}), slots in {manifest.dtype}"
+    )
+    console.print(f"made with {versions}\n")
+    console.print(layers_table(memory), disk_table(memory), columns_table(memory))
+    console.print(
+        "The network was trained before: there are no steps and nothing to rebuild. Its scores, "
+        "memory.scores(model, inputs), are approximations."
+    )

@@ -80,6 +80,7 @@ class Explorer:
 
     def __post_init__(self) -> None:
         self.memory.store.need_steps()
+        self.memory.store.need_training()
         self.memory.fits(self.model)
         self.title = self.title or self.memory.path.name
         self._counts: dict[str, dict[Any, int]] = {}

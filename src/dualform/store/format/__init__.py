@@ -12,7 +12,7 @@ from .layer_matrix import (
     piece_slices,
 )
 from .ledger_file import LedgerEntry, LedgerState, add_parts, read_ledger, write_ledger
-from .manifest import FORMAT, NAME, Manifest, Shard, read_manifest
+from .manifest import FORMAT, NAME, Manifest, Shard, SurveyPass, read_manifest
 from .row_codec import (
     COMPUTED,
     STORED,
@@ -66,6 +66,7 @@ __all__ = [
     "RunLogLines",
     "Shard",
     "StateEntry",
+    "SurveyPass",
     "add_parts",
     "all_finite",
     "assemble_matrix",

@@ -55,6 +55,10 @@ checked. ``checksum``, on the first line of the manifest, is the xxh3-128 of all
 
 ``ended`` says how the recording ended: ``{"how": "closed", "step": 300, "by": ""}``, or "interrupted" with the name of
 the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes on, and stays so after a kill.
+
+``survey`` lists the passes of a survey (one pass over the examples for each checkpoint of a network that was trained
+before): the learning rate of the checkpoint and its first and last step. The steps of a survey are batches, and no
+weight changes in them. In a recorded training the list is empty.
 """
 
 import json
@@ -95,6 +99,15 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class SurveyPass:
+    """One pass of a survey: the learning rate of its checkpoint, and the numbers of its first and last batch."""
+
+    learning_rate: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of a memory: layers, parameters, shards, marks and the certificate."""
 
@@ -124,6 +137,8 @@ class Manifest:
     """How the recording ended; None while it goes on, and after a kill."""
     run_log: RunLog | None = None
     """What is kept so that training can be run again, besides its tables."""
+    survey: tuple[SurveyPass, ...] = ()
+    """The passes of a survey; none in a recorded training."""
 
     @property
     def steps(self) -> int:
@@ -251,6 +266,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         versions=value["versions"],
         ended=_ended(value),
         run_log=_run_log(value.get("run_log")),
+        survey=tuple(SurveyPass(**v) for v in value.get("survey", ())),
     )
 
 
