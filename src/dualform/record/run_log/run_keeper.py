@@ -208,7 +208,7 @@ class RunKeeper:
         pending.kept += bytes_of_tensors(state.values())
         for dropped in () if again else self._schedule.add(step):
             pending.log.dropped.add(dropped)
-            pending.log.states.pop(dropped, None)
+            pending.kept -= bytes_of_tensors(pending.log.states.pop(dropped, {}).values())
 
     def keep_first_state(self, pending: PendingShard) -> None:
         """Keep the state before the first step if an optimiser begins with one (a loaded momentum)."""
