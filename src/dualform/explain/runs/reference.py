@@ -5,6 +5,7 @@ Every other run and every question of a :class:`~dualform.explain.ReplayedRun` g
 
 import copy
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ class ReferenceResult:
     check: RunCheck
     states: list[dict[str, Any]]
     trained: nn.Module
+    seconds: float
+    threads: int
+    """The threads that torch used: another number of them rounds differently."""
 
 
 class ReferenceRun:
@@ -65,6 +69,7 @@ class ReferenceRun:
     @cached_property
     def _result(self) -> ReferenceResult:
         steps, difference, states = len(self.rerun.steps), None, [self.first]
+        start = time.perf_counter()
         with untouched_generator():
             self.rerun.load(self.first)
             for step in range(1, steps + 1):
@@ -73,7 +78,8 @@ class ReferenceRun:
                 if step % self._stretch == 0 and step < steps:
                     states.append(self.rerun.state())
             trained = copy.deepcopy(self.rerun.model).eval()
-        return ReferenceResult(difference or RunCheck(steps, None, (), ""), states, trained)
+        check, seconds = difference or RunCheck(steps, None, (), ""), time.perf_counter() - start
+        return ReferenceResult(check, states, trained, seconds, torch.get_num_threads())
 
     @cached_property
     def _stretch(self) -> int:
