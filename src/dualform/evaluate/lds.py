@@ -25,6 +25,9 @@ from .ranks import spearman
 from .removal_runs import RemovalRuns, average_runs
 from .scores import Scores, as_matrix, require_shape
 
+NUMBERS = 1 << 20
+"""How many numbers the bootstrap draws into memory at a time."""
+
 
 @dataclass(frozen=True)
 class Correlation:
@@ -74,9 +77,11 @@ def _bootstrap(
 ) -> Float[Tensor, " samples"]:  # fmt: skip
     """The mean correlation of drawn queries over drawn subsets, again and again."""
     queries, runs = predicted.shape
-    means = []
-    for _ in range(samples):
-        lines = torch.randint(queries, (queries,), generator=generator)
-        columns = torch.randint(runs, (runs,), generator=generator)
-        means.append(spearman(predicted[lines][:, columns], real[lines][:, columns]).nanmean())
-    return torch.stack(means)
+    lines = torch.randint(queries, (samples, queries, 1), generator=generator)
+    columns = torch.randint(runs, (samples, 1, runs), generator=generator)
+    at_once = max(1, NUMBERS // predicted.numel())
+    means = [
+        spearman(predicted[some_lines, some_columns], real[some_lines, some_columns]).nanmean(-1)
+        for some_lines, some_columns in zip(lines.split(at_once), columns.split(at_once), strict=True)
+    ]
+    return torch.cat(means)
