@@ -155,8 +155,8 @@ def test_removing_the_top_moves_a_linear_world_by_the_sum_of_its_effects():
     torch.testing.assert_close(curve.changes, expected.double(), rtol=1e-4, atol=1e-4)
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(30, generator=generator) for _ in range(4)]
-    naive = torch.stack([-sum(effects[:, order[:5]].sum(1) for order in orders) / 4])
-    torch.testing.assert_close(curve.random[:, 2][None].float(), naive, rtol=1e-4, atol=1e-4)
+    naive = -torch.stack([effects[:, order[:5]].sum(1) for order in orders]).mean(0)
+    torch.testing.assert_close(curve.random[:, 2].float(), naive, rtol=1e-4, atol=1e-4)
     assert list(curve.to_pandas()["removed"]) == [1, 2, 5] and "top 5 examples" in str(curve)
 
 
@@ -183,7 +183,7 @@ def test_a_table_puts_methods_side_by_side_with_their_seconds():
     runs = removal_runs(lambda weights: effects @ weights, 40, drop=0.2, runs=30)
 
     def slow():
-        return sum(effects for _ in range(20000)) / 20000
+        return torch.stack([effects.sort(1).values.sum() * 0 + effects for _ in range(2000)]).mean(0)
 
     result = evaluate.table({"exact": slow, "random": baselines.random(5, 40), "peer": effects}, runs, {"peer": 12.5})
     assert result.correlations["exact"].mean > 0.99 > result.correlations["random"].high
@@ -208,7 +208,7 @@ def test_loss_and_gradient_norm_are_those_of_each_example_alone():
         value = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
         value.backward()
         value = value.detach()
-        flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         assert float(plain[1, i]) == pytest.approx(float(value), rel=1e-5)
         assert float(norms[0, i]) == pytest.approx(float(flat.norm()), rel=1e-5)
 

@@ -25,7 +25,7 @@ def product(number):
     generator = torch.Generator().manual_seed(number)
     x = torch.randn(60, 60, generator=generator, requires_grad=True)
     (x @ x).exp().mean().backward()
-    return x.grad
+    return x.grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_results_are_the_same_in_one_process_and_in_several():

@@ -13,7 +13,7 @@ from dualform.replay import Retrain
 
 from .bootstrap import interval_of_mean
 from .removal_runs import train_each, without
-from .scores import Scores, as_matrix
+from .scores import ScoreMatrix, as_matrix
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Flips:
 
 
 def flips(
-    scores: Scores,
+    scores: ScoreMatrix,
     retrain: Retrain,
     most: int | None = None,
     *,

@@ -23,7 +23,7 @@ from dualform.errors import require
 from .bootstrap import percentiles
 from .ranks import spearman
 from .removal_runs import RemovalRuns, average_runs
-from .scores import Scores, as_matrix, require_shape
+from .scores import ScoreMatrix, as_matrix, require_shape
 
 NUMBERS = 1 << 20
 """How many numbers the bootstrap draws into memory at a time."""
@@ -55,7 +55,7 @@ class Correlation:
 
 
 def lds(
-    scores: Scores, runs: RemovalRuns | Sequence[RemovalRuns], seed: int = 0, samples: int = 500
+    scores: ScoreMatrix, runs: RemovalRuns | Sequence[RemovalRuns], seed: int = 0, samples: int = 500
 ) -> Correlation:  # fmt: skip
     """The linear datamodeling score of scores of any origin.
 

@@ -15,7 +15,7 @@ from dualform.replay import Retrain
 from .bootstrap import interval_of_mean
 from .ranks import spearman
 from .removal_runs import train_each
-from .scores import Scores, as_matrix
+from .scores import ScoreMatrix, as_matrix
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(
-    scores: Scores, retrain: Retrain, query: int | None = None, strongest: int = 20, seed: int = 0
+    scores: ScoreMatrix, retrain: Retrain, query: int | None = None, strongest: int = 20, seed: int = 0
 ) -> LeaveOneOut:
     """Train again without each of the ``strongest`` examples of every query (or of one), one at a time.
 

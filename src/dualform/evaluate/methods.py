@@ -9,7 +9,7 @@ from dualform.errors import QueryError, require
 
 from .lds import Correlation, lds
 from .removal_runs import RemovalRuns, average_runs
-from .scores import Scores
+from .scores import ScoreMatrix
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MethodTable:
 
 
 def table(
-    scores: Mapping[str, Scores | Callable[[], Scores]],
+    scores: Mapping[str, ScoreMatrix | Callable[[], ScoreMatrix]],
     runs: RemovalRuns | Sequence[RemovalRuns],
     seconds: Mapping[str, float] | None = None,
     seed: int = 0,

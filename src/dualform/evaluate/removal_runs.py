@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -10,13 +9,6 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 from dualform.replay import Retrain
-
-
-@runtime_checkable
-class RetrainMany(Protocol):
-    """Trains again with several lines of weights, in parallel: what ``run.retraining(…)`` gives."""
-
-    def many(self, weights: Float[Tensor, "runs examples"]) -> Float[Tensor, "runs queries"]: ...
 
 
 @dataclass(frozen=True)
@@ -66,8 +58,9 @@ def train_each(
     retrain: Retrain, weights: Float[Tensor, "runs examples"], progress: Callable[[int], None] | None = None
 ) -> Float[Tensor, "runs queries"]:
     """The targets after each of several trainings: side by side where that is offered, else one after the other."""
-    if isinstance(retrain, RetrainMany) and progress is None:
-        return retrain.many(weights)
+    many = getattr(retrain, "many", None)
+    if many is not None and progress is None:
+        return many(weights)
     values = []
     for run, line in enumerate(weights):
         values.append(retrain(line))

@@ -11,11 +11,11 @@ from torch import Tensor
 from dualform.errors import QueryError
 from dualform.explain import Influence
 
-Scores = Tensor | np.ndarray | Influence | Sequence[Any]
+ScoreMatrix = Tensor | np.ndarray | Influence | Sequence[Any]
 """A matrix (query, example) of torch or numpy, an answer of a replayed run, or a list of these, which is averaged."""
 
 
-def as_matrix(scores: Scores) -> Float[Tensor, "queries examples"]:
+def as_matrix(scores: ScoreMatrix) -> Float[Tensor, "queries examples"]:
     """Scores as a matrix in float64 on the CPU."""
     if isinstance(scores, Influence):
         scores = scores.values
@@ -30,7 +30,7 @@ def as_matrix(scores: Scores) -> Float[Tensor, "queries examples"]:
     return matrix
 
 
-def average(scores: Sequence[Scores]) -> Float[Tensor, "queries examples"]:
+def average(scores: Sequence[ScoreMatrix]) -> Float[Tensor, "queries examples"]:
     """The mean of several scores of the same queries and examples, such as those of networks with other seeds."""
     matrices = [as_matrix(part) for part in scores]
     shapes = {tuple(matrix.shape) for matrix in matrices}

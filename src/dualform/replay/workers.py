@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
@@ -26,9 +26,9 @@ import torch
 from dualform.errors import DualformError, QueryError, RetrainingFailed
 from dualform.progress import Progress, bar
 
-Result = TypeVar("Result")
+TaskResult = TypeVar("TaskResult")
 
-Runner = Callable[[Callable[[int], Result], Sequence[int]], Iterator[tuple[int, Result]]]
+Runner = Callable[[Callable[[int], TaskResult], Sequence[int]], Iterator[tuple[int, TaskResult]]]
 """Runs a task for each of these numbers, and gives pairs of number and result as they are ready."""
 
 TRIES = 2
@@ -36,14 +36,14 @@ TRIES = 2
 
 
 def run_tasks(
-    task: Callable[[int], Result],
+    task: Callable[[int], TaskResult],
     numbers: Sequence[int],
     *,
     processes: int | None = None,
     seconds: float | None = None,
     progress: Progress = True,
     name: str = "training again",
-) -> Iterator[tuple[int, Result]]:
+) -> Iterator[tuple[int, TaskResult]]:
     """Run ``task(number)`` for each of ``numbers``: pairs of number and result, as they are ready.
 
     ``processes`` is how many run at a time (default: one a core, where the platform can fork). The results do not
@@ -55,7 +55,7 @@ def run_tasks(
     reason = None if processes == 1 else why_not_forked()
     if reason is not None and len(numbers) > 1:
         warn_once(f"The {len(numbers)} trainings run one after the other: {reason}")
-    runner: Runner[Result] = one_by_one if processes == 1 or reason else forked(processes, seconds)
+    runner: Runner[TaskResult] = one_by_one if processes == 1 or reason else forked(processes, seconds)
     with bar(name, len(numbers), progress, worth=2, period=float("inf")) as watch:
         for number, result in runner(task, numbers):
             if watch is not None:
@@ -63,7 +63,7 @@ def run_tasks(
             yield number, result
 
 
-def one_by_one(task: Callable[[int], Result], numbers: Sequence[int]) -> Iterator[tuple[int, Result]]:
+def one_by_one(task: Callable[[int], TaskResult], numbers: Sequence[int]) -> Iterator[tuple[int, TaskResult]]:
     """Run the tasks in this process, one after the other."""
     for number in numbers:
         yield number, task(number)
@@ -112,21 +112,20 @@ class _Worker:
     end: float
 
 
-class _Forks(Generic[Result]):
+class _Forks(Generic[TaskResult]):
     """The processes under way. Whatever ends the loop ends them too."""
 
-    def __init__(self, task: Callable[[int], Result], processes: int, seconds: float | None) -> None:
+    def __init__(self, task: Callable[[int], TaskResult], processes: int, seconds: float | None) -> None:
         self.task, self.processes, self.seconds = task, processes, seconds
-        self.workers: dict[Connection, _Worker] = {}
+        self.workers: dict[Any, _Worker] = {}
 
-    def run(self, numbers: Sequence[int]) -> Iterator[tuple[int, Result]]:
+    def run(self, numbers: Sequence[int]) -> Iterator[tuple[int, TaskResult]]:
         waiting = deque((number, 1) for number in numbers)
         try:
             while waiting or self.workers:
                 while waiting and len(self.workers) < self.processes:
                     self._start(*waiting.popleft())
                 for pipe in wait(list(self.workers), timeout=self._patience()):
-                    assert isinstance(pipe, Connection)
                     worker = self.workers.pop(pipe)
                     message = _receive(pipe)
                     worker.process.join()
@@ -166,7 +165,7 @@ class _Forks(Generic[Result]):
                 worker.process.kill()
 
 
-def _work(task: Callable[[int], Any], number: int, sender: Connection) -> None:
+def _work(task: Callable[[int], Any], number: int, sender: Any) -> None:
     """Run a task in a fork, send what came out, and leave without any clean-up of what belongs to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends its workers itself
     torch.set_num_threads(1)  # before any operation: a fork cannot use the threads of its parent
@@ -189,7 +188,7 @@ def _as_message(error: BaseException) -> DualformError:
     return RetrainingFailed(f"a training raised {type(error).__name__}: {error}\nIn the process of its own:\n{lines}")
 
 
-def _receive(pipe: Connection) -> bytes | None:
+def _receive(pipe: Any) -> bytes | None:
     """What a worker sent; None if it ended without a word."""
     try:
         return pipe.recv_bytes()

@@ -193,10 +193,12 @@ class ReplayedRun:
             lines, lambda model: {"values": function(model).detach()}, self._trainer.subject_of(function, name),
             folder=folder, processes=processes,
         )  # fmt: skip
-        retrained = torch.stack([result["values"] for result in results]) - before
+        outcomes = [result["values"] for result in results]
         names = tuple(f"{word} {named(subset)}" for subset in subsets)
-        tables = (*changes, retrained) if several else (changes[0][0], changes[1][0], retrained[0])
-        return Comparison(name, before, *tables, names)
+        direct, predicted, retrained = (
+            table if several else table[0] for table in (*changes, torch.stack(outcomes) - before)
+        )
+        return Comparison(name, before, direct, predicted, retrained, names)
 
     def retraining(
         self,

@@ -58,7 +58,10 @@ class Trainer:
         weights, and of the ``subject``, which says what is read.
         """
         kept, keys = KeptResults(folder), [hash_of([self._identity, line.double(), subject]) for line in weights]
-        results = {key: result for key in dict.fromkeys(keys) if (result := kept.get(key)) is not None}
+        results: dict[str, Mapping[str, Tensor]] = {}
+        for key in dict.fromkeys(keys):
+            if (result := kept.get(key)) is not None:
+                results[key] = result
         places = {key: place for place, key in reversed(list(enumerate(keys))) if key not in results}
 
         def train(place: int) -> Mapping[str, Tensor]:

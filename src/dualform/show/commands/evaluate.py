@@ -119,12 +119,13 @@ def _replayed(
     """The run on as many threads as it comes out exactly with: first on one, with which trainings run side by side."""
     before = torch.get_num_threads()
     try:
-        for threads in (1,) if before == 1 else (1, before):
-            torch.set_num_threads(threads)
+        torch.set_num_threads(1)
+        replayed = memory.replay(network, losses, data, index=index)
+        if not replayed.check().exact and before > 1:
+            torch.set_num_threads(before)
             replayed = memory.replay(network, losses, data, index=index)
-            if (check := replayed.check()).exact:
-                break
-        console.print(str(check))
+        check = replayed.check()
+        console.print(str(check), soft_wrap=True)
         if check.first_difference == 1:
             raise QueryError(f"the run is another one from its first step on. {OTHER_LOSS}")
         yield replayed, check

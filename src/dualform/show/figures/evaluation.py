@@ -18,9 +18,8 @@ COLUMNS = 3
 
 def lds(correlations: MethodTable | Mapping[str, Correlation] | Correlation) -> Figure:
     """The linear datamodeling score of each method, with its 95 % interval."""
-    if isinstance(correlations, MethodTable):
-        correlations = correlations.correlations
-    methods = _by_name(correlations, Correlation)
+    parts = correlations.correlations if isinstance(correlations, MethodTable) else correlations
+    methods: dict[str, Correlation] = _by_name(parts, Correlation)
     figure, axes = empty_axes(1, 1, (6.5, 0.42 * len(methods) + 1.2))
     axis = axes[0, 0]
     axis.axis("on")
@@ -119,8 +118,8 @@ def flips(results: Mapping[str, Flips] | Flips) -> Figure:
     return figure
 
 
-def _by_name(results: Mapping[str, Answer] | Answer, kind: type[Answer]) -> dict[str, Answer]:
-    methods: dict[Any, Any] = dict(results) if isinstance(results, Mapping) else {"": results}
+def _by_name(results: Any, kind: type[Answer]) -> dict[str, Answer]:
+    methods = dict(results) if isinstance(results, Mapping) else {"": results}
     wrong = [name for name, part in methods.items() if not isinstance(part, kind)]
     if wrong or not methods:
         raise QueryError(f"pass {{'name of the method': {kind.__name__}, …}}, or one {kind.__name__} alone.")
