@@ -106,6 +106,8 @@ def test_lists_of_scores_and_runs_are_averaged():
     assert together.mean == pytest.approx(1)
     torch.testing.assert_close(evaluate.average(scores), sum(part.double() for part in scores) / 3)
     torch.testing.assert_close(lds(evaluate.average(scores), runs).per_query, together.per_query)
+    mean = removal_runs([lambda w, e=e: (effects + e) @ w for e in noise], 40, drop=0.2, runs=60)
+    torch.testing.assert_close(lds(scores, mean).per_query, together.per_query)
     with pytest.raises(QueryError, match="same subsets"):
         lds(scores, [runs[0], removal_runs(lambda w: effects @ w, 40, drop=0.2, runs=60, seed=1)])
     with pytest.raises(QueryError, match="cannot average"):

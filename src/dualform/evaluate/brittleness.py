@@ -9,10 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dualform.errors import QueryError, require
-from dualform.replay import Retrain
 
 from .bootstrap import interval_of_mean
-from .removal_runs import train_each, without
+from .removal_runs import Retrains, train_each, without
 from .scores import ScoreMatrix, as_matrix
 
 
@@ -61,7 +60,7 @@ class Flips:
 
 def flips(
     scores: ScoreMatrix,
-    retrain: Retrain,
+    retrain: Retrains,
     most: int | None = None,
     *,
     flipped: Callable[[Float[Tensor, "... queries"]], Bool[Tensor, "... queries"]] = lambda margins: margins < 0,

@@ -10,11 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import QueryError, require
-from dualform.replay import Retrain
 
 from .bootstrap import interval_of_mean
 from .ranks import spearman
-from .removal_runs import train_each
+from .removal_runs import Retrains, train_each
 from .scores import ScoreMatrix, as_matrix
 
 
@@ -56,7 +55,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(
-    scores: ScoreMatrix, retrain: Retrain, query: int | None = None, strongest: int = 20, seed: int = 0
+    scores: ScoreMatrix, retrain: Retrains, query: int | None = None, strongest: int = 20, seed: int = 0
 ) -> LeaveOneOut:
     """Train again without each of the ``strongest`` examples of every query (or of one), one at a time.
 

@@ -10,6 +10,9 @@ from torch import Tensor
 from dualform.errors import QueryError
 from dualform.replay import Retrain
 
+Retrains = Retrain | Sequence[Retrain]
+"""Trains again with weights of the examples; a list (of runs with several seeds) gives the mean of the outcomes."""
+
 
 @dataclass(frozen=True)
 class RemovalRuns:
@@ -30,7 +33,7 @@ class RemovalRuns:
 
 
 def removal_runs(
-    retrain: Retrain,
+    retrain: Retrains,
     examples: int,
     drop: float = 0.1,
     runs: int = 100,
@@ -55,9 +58,12 @@ def removal_runs(
 
 
 def train_each(
-    retrain: Retrain, weights: Float[Tensor, "runs examples"], progress: Callable[[int], None] | None = None
+    retrain: Retrains, weights: Float[Tensor, "runs examples"], progress: Callable[[int], None] | None = None
 ) -> Float[Tensor, "runs queries"]:
     """The targets after each of several trainings: side by side where that is offered, else one after the other."""
+    if isinstance(retrain, list | tuple):
+        return torch.stack([train_each(part, weights, progress) for part in retrain]).mean(0)
+    assert callable(retrain)
     many = getattr(retrain, "many", None)
     if many is not None and progress is None:
         return many(weights)

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError, require
-from dualform.replay import Retrain
 
 from .bootstrap import interval_of_mean
-from .removal_runs import train_each, without
+from .removal_runs import Retrains, train_each, without
 from .scores import ScoreMatrix, as_matrix
 
 COUNTS = (1, 2, 5, 10, 20, 50)
@@ -60,7 +59,7 @@ class RemovalCurve:
 
 
 def subset_removal(
-    scores: ScoreMatrix, retrain: Retrain, counts: Sequence[int] = COUNTS, draws: int = 3, seed: int = 0
+    scores: ScoreMatrix, retrain: Retrains, counts: Sequence[int] = COUNTS, draws: int = 3, seed: int = 0
 ) -> RemovalCurve:
     """Leave out the top 1, 2, 5, … examples of each query, train again, and compare with ``draws`` random subsets.
 

@@ -15,7 +15,8 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -28,7 +29,10 @@ from dualform.progress import Progress, bar
 
 TaskResult = TypeVar("TaskResult")
 
-Runner = Callable[[Callable[[int], TaskResult], Sequence[int]], Iterator[tuple[int, TaskResult]]]
+Outcomes = Generator[tuple[int, TaskResult], None, None]
+"""Pairs of number and result, as they are ready. Closing it ends what is under way."""
+
+Runner = Callable[[Callable[[int], TaskResult], Sequence[int]], Outcomes[TaskResult]]
 """Runs a task for each of these numbers, and gives pairs of number and result as they are ready."""
 
 TRIES = 2
@@ -43,7 +47,7 @@ def run_tasks(
     seconds: float | None = None,
     progress: Progress = True,
     name: str = "training again",
-) -> Iterator[tuple[int, TaskResult]]:
+) -> Outcomes[TaskResult]:
     """Run ``task(number)`` for each of ``numbers``: pairs of number and result, as they are ready.
 
     ``processes`` is how many run at a time (default: one a core, where the platform can fork). The results do not
@@ -56,14 +60,15 @@ def run_tasks(
     if reason is not None and len(numbers) > 1:
         warn_once(f"The {len(numbers)} trainings run one after the other: {reason}")
     runner: Runner[TaskResult] = one_by_one if processes == 1 or reason else forked(processes, seconds)
-    with bar(name, len(numbers), progress, worth=2, period=float("inf")) as watch:
-        for number, result in runner(task, numbers):
+    shown = bar(name, len(numbers), progress, worth=2, period=float("inf"))
+    with shown as watch, closing(runner(task, numbers)) as outcomes:
+        for number, result in outcomes:
             if watch is not None:
                 watch(1)
             yield number, result
 
 
-def one_by_one(task: Callable[[int], TaskResult], numbers: Sequence[int]) -> Iterator[tuple[int, TaskResult]]:
+def one_by_one(task: Callable[[int], TaskResult], numbers: Sequence[int]) -> Outcomes[TaskResult]:
     """Run the tasks in this process, one after the other."""
     for number in numbers:
         yield number, task(number)
@@ -119,7 +124,7 @@ class _Forks(Generic[TaskResult]):
         self.task, self.processes, self.seconds = task, processes, seconds
         self.workers: dict[Any, _Worker] = {}
 
-    def run(self, numbers: Sequence[int]) -> Iterator[tuple[int, TaskResult]]:
+    def run(self, numbers: Sequence[int]) -> Outcomes[TaskResult]:
         waiting = deque((number, 1) for number in numbers)
         try:
             while waiting or self.workers:

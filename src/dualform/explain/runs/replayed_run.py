@@ -129,6 +129,8 @@ class ReplayedRun:
         lines += [self._visit_weights(None, choice, None, renormalise) for choice in only or ()]
         if weights is not None:
             lines += [self._visit_weights(None, None, line, renormalise) for line in weights]
+        if not lines:
+            raise QueryError("say what to leave out, as a list of choices: without=['label = 3', 'label = 4'].")
         return [line for line in lines if line is not None]
 
     def _visit_weights(
@@ -188,9 +190,9 @@ class ReplayedRun:
         change = (torch.stack(lines) - 1.0).mT
         changes = [(self._per_visit(function, direct).double() @ change).float().mT for direct in (True, False)]
         with torch.no_grad():
-            before = function(self._reference.exact.trained)
+            before = function(self._reference.exact.trained).cpu()
         results = self._trainer.each(
-            lines, lambda model: {"values": function(model).detach()}, self._trainer.subject_of(function, name),
+            lines, lambda model: {"values": function(model).detach().cpu()}, self._trainer.subject_of(function, name),
             folder=folder, processes=processes,
         )  # fmt: skip
         outcomes = [result["values"] for result in results]

@@ -8,7 +8,7 @@ offers the other one, where the mean of a batch is taken over what is left.
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -66,14 +66,16 @@ class Trainer:
 
         def train(place: int) -> Mapping[str, Tensor]:
             with torch.no_grad():
-                return read(self._train(weights[place]).eval())
+                return read(self.model(weights[place]))
 
         seconds = 60 + 50 * self.reference.exact.seconds  # far more than one training takes, however busy the machine
         with self._threads():
             missing = sorted(places.values())
-            for place, result in run_tasks(train, missing, processes=processes, seconds=seconds, progress=progress):
-                kept.put(keys[place], result)
-                results[keys[place]] = result
+            outcomes = run_tasks(train, missing, processes=processes, seconds=seconds, progress=progress)
+            with closing(outcomes):  # ends the workers at once, whatever happens here
+                for place, result in outcomes:
+                    kept.put(keys[place], result)
+                    results[keys[place]] = result
         return [results[key] for key in keys]
 
     def subject_of(self, function: Function, name: str) -> str:
@@ -91,7 +93,7 @@ class Trainer:
         return hash_of([name, *values])
 
     def _train(self, weights: VisitWeights | None, memory: Folder = None) -> nn.Module:
-        """The model of the rerun, trained. The caller may change it."""
+        """The model of the rerun, trained. The next training goes on with it: it must stay in training mode."""
         rerun = self.reference.rerun
         assert self.reference.exact  # the run with all weights 1 comes first: it finds the norm that clips
         with untouched_generator(), self._threads():
@@ -153,12 +155,18 @@ class Retraining:
 
     def many(self, weights: Float[Tensor, "runs examples"]) -> Float[Tensor, "runs queries"]:
         """The targets for each line of weights: in parallel processes, and without what the folder holds already."""
+        examples = int(self.example_of_visit.max()) + 1
+        if weights.ndim != 2 or weights.shape[1] != examples:
+            raise QueryError(
+                f"weights have shape {tuple(weights.shape)}: give one line a training, with one number for each of the "
+                f"{examples} examples."
+            )
         lines = [line[self.example_of_visit] for line in weights]
         if self.renormalise:
             lines = [renormalised(self.trainer.reference.rerun, line) for line in lines]
         subject = self.trainer.subject_of(self.function, self.name)
         results = self.trainer.each(
-            lines, lambda model: {"values": self.function(model).detach()}, subject,
+            lines, lambda model: {"values": self.function(model).detach().cpu()}, subject,
             folder=self.folder, processes=self.processes, progress=self.progress,
         )  # fmt: skip
         return torch.stack([result["values"] for result in results])
