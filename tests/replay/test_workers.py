@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ import torch
 from dualform.errors import QueryError, RetrainingFailed
 from dualform.replay import workers
 from dualform.replay.workers import forked, one_by_one, run_tasks, why_not_forked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +49,8 @@ def test_as_many_tasks_run_at_a_time_as_are_allowed(tmp_path):
 
     results = dict(run_tasks(alive, range(8), processes=2, progress=False))
     assert max(count for count, _ in results.values()) <= 2
-    assert len({pid for _, pid in results.values()}) == 8 and os.getpid() not in {pid for _, pid in results.values()}
+    pids = {pid for _, pid in results.values()}
+    assert len(pids) == 2 and os.getpid() not in pids
 
 
 def test_a_killed_worker_is_tried_once_more(tmp_path):
@@ -119,3 +125,35 @@ def test_progress_counts_finished_tasks():
 def test_a_number_of_processes_below_one_is_refused():
     with pytest.raises(QueryError, match="processes=0"):
         list(run_tasks(product, range(3), processes=0))
+
+
+ORPHANS = """
+import os, sys, time, torch
+from dualform.replay import run_tasks
+torch.set_num_threads(1)
+def task(number):
+    print(os.getpid(), flush=True)
+    time.sleep(0.3 if number else 1.0)
+list(run_tasks(task, range(6), processes=3, progress=False))
+"""
+
+
+def test_workers_end_when_their_parent_is_killed():
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = {int(process.stdout.readline()) for _ in range(4)}
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(pids) == 3 and not any(is_alive(pid) for pid in pids)
+    process.stdout.close()
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

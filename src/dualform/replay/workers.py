@@ -1,7 +1,7 @@
 """Independent tasks in processes: results in the order they are ready, a bounded number in flight, nothing left behind.
 
 A task is a function of its number. Everything that it uses (models, data, functions of the user that cannot be pickled)
-is in the process already: a worker is a *fork* of it, one for each task, and sends its result back through a pipe.
+is in the process already: a worker is a *fork* of it, which gets numbers and sends results back through a pipe.
 :func:`run_tasks` is the one place that knows how tasks are run. A cluster is another :data:`Runner` with the same
 signature as :func:`forked` and :func:`one_by_one`.
 """
@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -109,12 +109,13 @@ def warn_once(sentence: str) -> None:
         print(f"dualform: {sentence}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
-    number: int
-    attempt: int
     process: BaseProcess
-    end: float
+    number: int = 0
+    attempt: int = 0
+    end: float = float("inf")
+    """When the task under way counts as hanging."""
 
 
 class _Forks(Generic[TaskResult]):
@@ -129,34 +130,50 @@ class _Forks(Generic[TaskResult]):
         try:
             while waiting or self.workers:
                 while waiting and len(self.workers) < self.processes:
-                    self._start(*waiting.popleft())
+                    self._give(self._start(), *waiting.popleft())
                 for pipe in wait(list(self.workers), timeout=self._patience()):
-                    worker = self.workers.pop(pipe)
-                    message = _receive(pipe)
-                    worker.process.join()
+                    worker, message = self.workers[pipe], _receive(pipe)
+                    number = worker.number
+                    if message is not None and waiting:
+                        self._give(pipe, *waiting.popleft())
+                    else:
+                        self._end(pipe)
                     if message is not None:
-                        yield worker.number, _result_of(message)
+                        yield number, _result_of(message)
                     elif worker.attempt < TRIES:
-                        waiting.appendleft((worker.number, worker.attempt + 1))
+                        waiting.appendleft((number, worker.attempt + 1))
                     else:
                         raise RetrainingFailed(_death_of(worker))
                 self._stop_late_ones()
         finally:
-            for pipe, worker in self.workers.items():
+            for pipe, worker in list(self.workers.items()):
                 worker.process.kill()
-                worker.process.join()
-                pipe.close()
-            self.workers.clear()
+                self._end(pipe)
 
-    def _start(self, number: int, attempt: int) -> None:
-        receiver, sender = multiprocessing.Pipe(duplex=False)
+    def _start(self) -> Any:
+        """A new worker. Its pipe is held by this process and that fork alone, so that either sees the other's end."""
+        own, fork_side = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_work, args=(self.task, number, sender), daemon=True)
+        process = context.Process(target=_work, args=(self.task, fork_side, [own, *self.workers]), daemon=True)
         with warnings.catch_warnings():  # Python warns of threads; those of torch are never used in the fork
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             process.start()
-        sender.close()  # the fork alone holds it now, so that its death ends the pipe
-        self.workers[receiver] = _Worker(number, attempt, process, time.monotonic() + (self.seconds or float("inf")))
+        fork_side.close()
+        self.workers[own] = _Worker(process)
+        return own
+
+    def _give(self, pipe: Any, number: int, attempt: int) -> None:
+        """Hand a task to a worker."""
+        worker = self.workers[pipe]
+        worker.number, worker.attempt = number, attempt
+        worker.end = time.monotonic() + (self.seconds or float("inf"))
+        with suppress(OSError):  # a worker that has died meanwhile is seen when its pipe is read
+            pipe.send(number)
+
+    def _end(self, pipe: Any) -> None:
+        """A worker whose pipe ends has nothing more to do."""
+        pipe.close()
+        self.workers.pop(pipe).process.join()
 
     def _patience(self) -> float | None:
         """The seconds until the first of the workers is late."""
@@ -170,19 +187,26 @@ class _Forks(Generic[TaskResult]):
                 worker.process.kill()
 
 
-def _work(task: Callable[[int], Any], number: int, sender: Any) -> None:
-    """Run a task in a fork, send what came out, and leave without any clean-up of what belongs to the parent."""
+def _work(task: Callable[[int], Any], pipe: Any, pipes_of_others: Sequence[Any]) -> None:
+    """Run tasks in a fork until no more come, and leave without any clean-up of what belongs to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends its workers itself
     torch.set_num_threads(1)  # before any operation: a fork cannot use the threads of its parent
     try:
-        sender.send_bytes(pickle.dumps((True, task(number))))
-    except BrokenPipeError:  # the parent is gone
+        for other_pipe in pipes_of_others:
+            other_pipe.close()
+        while True:
+            pipe.send_bytes(_outcome(task, pipe.recv()))
+    except (EOFError, OSError):  # the parent has no more tasks, or is gone
         pass
-    except BaseException as error:
-        sender.send_bytes(pickle.dumps((False, _as_message(error))))
     finally:
-        sender.close()
         os._exit(0)
+
+
+def _outcome(task: Callable[[int], Any], number: int) -> bytes:
+    try:
+        return pickle.dumps((True, task(number)))
+    except BaseException as error:
+        return pickle.dumps((False, _as_message(error)))
 
 
 def _as_message(error: BaseException) -> DualformError:
@@ -199,8 +223,6 @@ def _receive(pipe: Any) -> bytes | None:
         return pipe.recv_bytes()
     except (EOFError, OSError):
         return None
-    finally:
-        pipe.close()
 
 
 def _result_of(message: bytes) -> Any:
