@@ -86,7 +86,7 @@ class Trainer:
         rerun, trained = self.reference.rerun, self.reference.exact.trained
         rerun.load(self.reference.first)
         first, between = copy.deepcopy(rerun.model).eval(), copy.deepcopy(trained)
-        with torch.no_grad():
+        with torch.no_grad(), self._threads():
             for tensor, other in zip(between.parameters(), first.parameters(), strict=True):
                 tensor.lerp_(other, 0.5)
             values = [function(network) for network in (first, between, trained)]
@@ -125,7 +125,7 @@ class Trainer:
         """What the run is: its visits, the shares of its first batch, and every bit of the network that it trains."""
         reference, rerun = self.reference, self.reference.rerun
         trained, first_pass = reference.exact.trained, rerun.steps[0].passes[0]
-        with untouched_generator(), torch.no_grad():
+        with untouched_generator(), torch.no_grad(), self._threads():
             torch.manual_seed(0)
             rerun.load(reference.first)
             shares = rerun.losses(rerun.model, rerun.data(first_pass.index))
