@@ -84,9 +84,9 @@ class Trainer:
         Inputs and functions are told apart by what they give, so that nothing has to be said about them.
         """
         rerun, trained = self.reference.rerun, self.reference.exact.trained
-        rerun.load(self.reference.first)
-        first, between = copy.deepcopy(rerun.model).eval(), copy.deepcopy(trained)
-        with torch.no_grad(), self._threads():
+        with untouched_generator(), torch.no_grad(), self._threads():
+            rerun.load(self.reference.first)
+            first, between = copy.deepcopy(rerun.model).eval(), copy.deepcopy(trained)
             for tensor, other in zip(between.parameters(), first.parameters(), strict=True):
                 tensor.lerp_(other, 0.5)
             values = [function(network) for network in (first, between, trained)]
