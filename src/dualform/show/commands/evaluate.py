@@ -70,7 +70,7 @@ def run(
         with torch.no_grad():
             predicted = examples_first(logits_of(run_model(trained, inputs)), {}).argmax(1)
         target = margin_of(predicted)
-        console.print(f"Scoring {len(replayed.examples):,} examples for {queries} queries.")
+        console.print(f"{len(replayed.examples):,} training examples, {queries} queries, {plan.subsets} trainings.")
         runs = evaluate.removal_runs(
             replayed.retraining(inputs, target=target, folder=folder / "trainings", processes=plan.processes),
             len(replayed.examples), plan.drop, plan.subsets, plan.seed,
