@@ -24,7 +24,8 @@
     │   ├── QueryError              inputs, targets or options that do not fit
     │   ├── ModelMismatch           a model that is not the one recorded
     │   ├── FrozenWeights           frozen weights that only the model holds
-    │   └── HorizonError            a step that is not in the memory
+    │   ├── HorizonError            a step that is not in the memory
+    │   └── RetrainingFailed        a training in a process of its own ended without a result
     ├── SizeError                   sizes of a layer that do not fit together
     ├── UnknownLayer                a layer, or an option of one, that is not in the table
     ├── DataNotFound                a data set is not on this machine
@@ -132,6 +133,10 @@ class FrozenWeights(AskError):
 
 class HorizonError(AskError):
     """The memory cannot be read at that step."""
+
+
+class RetrainingFailed(AskError):
+    """A training that ran in a process of its own ended without a result."""
 
 
 class UnknownLayer(DualformError):

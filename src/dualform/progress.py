@@ -26,10 +26,13 @@ class OnProgress(Protocol):
 
 
 @contextmanager
-def bar(task: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> Iterator[OnProgress | None]:
+def bar(
+    task: str, slots: int, show: Progress, worth: int = WORTH_SHOWING, period: float = 30.0
+) -> Iterator[OnProgress | None]:
     """A bar on the terminal that disappears when the pass is over; None if there is no terminal or nothing to show.
 
-    ``worth`` is the least number of slots (or whatever is counted) for which a bar is shown.
+    ``worth`` is the least number of slots (or whatever is counted) for which a bar is shown. The time that remains is
+    estimated from the last ``period`` seconds.
     """
     if callable(show):
         yield _ProgressCalls(show, task, slots)
@@ -44,8 +47,10 @@ def bar(task: str, slots: int, show: Progress, worth: int = WORTH_SHOWING) -> It
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=console, transient=True) as progress:
-        yield _ProgressBar(progress, progress.add_task(task, total=slots))
+    with Bars(*columns, console=console, transient=True, speed_estimate_period=period) as progress:
+        watch = _ProgressBar(progress, progress.add_task(task, total=slots))
+        watch(0)  # the time that the first ones take counts as well
+        yield watch
 
 
 @dataclass(frozen=True)

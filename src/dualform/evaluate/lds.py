@@ -10,95 +10,78 @@ their sum over S, and
 positive where the example speaks for the target.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.errors import QueryError
-from dualform.replay import Retrain
+from dualform.errors import require
 
+from .bootstrap import percentiles
 from .ranks import spearman
+from .removal_runs import RemovalRuns, average_runs
+from .scores import ScoreMatrix, as_matrix, require_shape
 
-
-@dataclass(frozen=True)
-class RemovalRuns:
-    """Trainings with some examples left out: the weight of each example, and the targets that came out."""
-
-    weights: Float[Tensor, "runs examples"]
-    values: Float[Tensor, "runs queries"]
+NUMBERS = 1 << 20
+"""How many numbers the bootstrap draws into memory at a time."""
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """A rank correlation of each query, their mean, and a 95 % interval of that mean by bootstrap over the queries."""
+    """A rank correlation of each query, their mean, and a 95 % interval of that mean.
+
+    The interval is by bootstrap over queries and over subsets together: other queries could have been asked, and other
+    subsets, which all queries share, left out.
+    """
 
     mean: float
     low: float
     high: float
     per_query: Float[Tensor, " queries"]
+    subsets: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} (95 % interval {self.low:.3f} to {self.high:.3f}, {len(self.per_query)} queries)"
-
-
-def removal_runs(
-    retrain: Retrain,
-    examples: int,
-    drop: float = 0.1,
-    runs: int = 100,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> RemovalRuns:
-    """Train ``runs`` times without a random share ``drop`` of the examples."""
-    left_out = round(examples * drop)
-    if not 0 < left_out < examples:
-        raise QueryError(
-            f"drop={drop} of {examples} examples leaves out {left_out}; it must be at least one, and not all of them."
+        return (
+            f"{self.mean:.3f} (95 % interval {self.low:.3f} to {self.high:.3f}, "
+            f"{len(self.per_query)} queries, {self.subsets} subsets)"
         )
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.ones(runs, examples)
-    values = []
-    for run, line in enumerate(weights):
-        line[torch.randperm(examples, generator=generator)[:left_out]] = 0.0
-        values.append(retrain(line))
-        if progress is not None:
-            progress(run + 1)
-    return RemovalRuns(weights, torch.stack(values))
+
+    def to_pandas(self) -> Any:
+        pandas = require("pandas", "pandas")
+        return pandas.DataFrame({"query": range(len(self.per_query)), "lds": self.per_query.numpy()})
 
 
-def lds(scores: Float[Tensor, "queries examples"], runs: RemovalRuns, seed: int = 0) -> Correlation:
-    """The linear datamodeling score of scores of any origin."""
-    queries, examples = runs.values.shape[1], runs.weights.shape[1]
-    if tuple(scores.shape) != (queries, examples):
-        raise QueryError(
-            f"scores have shape {tuple(scores.shape)}, and the runs are about {queries} queries and {examples} "
-            "examples: pass one line a query, with one number an example."
-        )
-    predicted = scores.double() @ runs.weights.double().mT
-    return _with_interval(spearman(predicted, runs.values.mT), seed)
+def lds(
+    scores: ScoreMatrix, runs: RemovalRuns | Sequence[RemovalRuns], seed: int = 0, samples: int = 500
+) -> Correlation:  # fmt: skip
+    """The linear datamodeling score of scores of any origin.
+
+    Lists are averaged: ``lds([scores_0, scores_1], [runs_0, runs_1])`` for networks with several seeds, whose
+    runs left out the same subsets. ``samples`` is how often the bootstrap draws.
+    """
+    truth = runs if isinstance(runs, RemovalRuns) else average_runs(runs)
+    matrix = as_matrix(scores)
+    require_shape(matrix, truth.values.shape[1], truth.weights.shape[1])
+    predicted, real = matrix @ truth.weights.double().mT, truth.values.double().mT
+    per_query = spearman(predicted, real)
+    draws = _bootstrap(predicted, real, torch.Generator().manual_seed(seed), samples)
+    return Correlation(float(per_query.nanmean()), *percentiles(draws), per_query, len(truth))
 
 
-def leave_one_out(
-    scores: Float[Tensor, " examples"], retrain: Retrain, query: int = 0, strongest: int = 20
-) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
-    """Predicted and real change of one target when each of the ``strongest`` examples is left out alone."""
-    chosen = scores.abs().topk(min(strongest, len(scores))).indices
-    whole = retrain(torch.ones(len(scores)))[query]
-    changes = []
-    for example in chosen:
-        weights = torch.ones(len(scores))
-        weights[example] = 0.0
-        changes.append(retrain(weights)[query] - whole)
-    return -scores[chosen], torch.stack(changes)
-
-
-def _with_interval(per_query: Float[Tensor, " queries"], seed: int, samples: int = 1000) -> Correlation:
-    kept = per_query[~per_query.isnan()]
-    if not len(kept):
-        return Correlation(float("nan"), float("nan"), float("nan"), per_query)
-    drawn = torch.randint(len(kept), (samples, len(kept)), generator=torch.Generator().manual_seed(seed))
-    low, high = kept[drawn].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=kept.dtype))
-    return Correlation(float(kept.mean()), float(low), float(high), per_query)
+def _bootstrap(
+    predicted: Float[Tensor, "queries runs"], real: Float[Tensor, "queries runs"], generator: torch.Generator,
+    samples: int,
+) -> Float[Tensor, " samples"]:  # fmt: skip
+    """The mean correlation of drawn queries over drawn subsets, again and again."""
+    queries, runs = predicted.shape
+    lines = torch.randint(queries, (samples, queries, 1), generator=generator)
+    columns = torch.randint(runs, (samples, 1, runs), generator=generator)
+    at_once = max(1, NUMBERS // predicted.numel())
+    means = [
+        spearman(predicted[some_lines, some_columns], real[some_lines, some_columns]).nanmean(-1)
+        for some_lines, some_columns in zip(lines.split(at_once), columns.split(at_once), strict=True)
+    ]
+    return torch.cat(means)

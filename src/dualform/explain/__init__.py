@@ -7,7 +7,7 @@ from .groups import stretch_edges
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory, survey
 from .query import is_preconditioned
-from .runs import Comparison, Influence, ReplayedRun, RunCheck
+from .runs import Comparison, Influence, ReplayedRun, Retraining, RunCheck
 from .spotlight import Spotlight
 from .surveys import SurveyScores
 from .weights import Certificate, Ledger
@@ -23,6 +23,7 @@ __all__ = [
     "LinearFunctional",
     "Memory",
     "ReplayedRun",
+    "Retraining",
     "RunCheck",
     "ScanAnswers",
     "Spotlight",

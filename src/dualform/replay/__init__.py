@@ -3,6 +3,7 @@ over a network that is trained already."""
 
 from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
+from .kept_results import KeptResults, hash_of
 from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
 from .survey import Checkpoint, take_survey
 from .traces import (
@@ -15,6 +16,7 @@ from .traces import (
     rebuild_optimizers,
     step_traces,
 )
+from .workers import run_tasks
 
 __all__ = [
     "Checkpoint",
@@ -22,6 +24,7 @@ __all__ = [
     "DataOfStep",
     "Difference",
     "Influences",
+    "KeptResults",
     "Losses",
     "MakeOptimizer",
     "ParameterInputs",
@@ -33,10 +36,12 @@ __all__ = [
     "difference",
     "differentiable_step",
     "has_state",
+    "hash_of",
     "influences",
     "kept_steps",
     "load_first_weights",
     "rebuild_optimizers",
+    "run_tasks",
     "step_traces",
     "take_survey",
 ]

@@ -1,6 +1,8 @@
 """A recorded training that can be run again, and its answers."""
 
-from .answers import Comparison, Influence, RunCheck
+from .answers import Influence, RunCheck
+from .comparison import Comparison
 from .replayed_run import ReplayedRun
+from .retraining import Retraining
 
-__all__ = ["Comparison", "Influence", "ReplayedRun", "RunCheck"]
+__all__ = ["Comparison", "Influence", "ReplayedRun", "Retraining", "RunCheck"]

@@ -1,4 +1,4 @@
-"""Answers of a replayed run: is it exact, what would change without an example, and what did change."""
+"""Answers of a replayed run: is it exact, and what would change without an example."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,26 +107,3 @@ class Influence:
         return (
             f"{self.kind}: without example {index} {self.target} of query 0 would be about {abs(value):.2g} {change}."
         )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The change of each query's target when some visits are left out, by each of the three answers."""
-
-    target: str
-    before: Float[Tensor, " queries"]
-    direct: Float[Tensor, " queries"]
-    predicted: Float[Tensor, " queries"]
-    retrained: Float[Tensor, " queries"]
-
-    def to_pandas(self) -> Any:
-        pandas = require("pandas", "pandas")
-        names = ("before", "direct", "predicted", "retrained")
-        return pandas.DataFrame({name: getattr(self, name).numpy() for name in names})
-
-    def __str__(self) -> str:
-        lines = [f"Change of {self.target} (trust the last column):", "query   before   direct  predicted  retrained"]
-        columns = (self.before, self.direct, self.predicted, self.retrained)
-        for query, (before, *changes) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            lines.append(f"{query:5d} {before:8.3f} " + "  ".join(f"{change:+8.3f}" for change in changes))
-        return "\n".join(lines)

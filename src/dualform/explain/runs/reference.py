@@ -5,6 +5,7 @@ Every other run and every question of a :class:`~dualform.explain.ReplayedRun` g
 
 import copy
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ class ReferenceResult:
     check: RunCheck
     states: list[dict[str, Any]]
     trained: nn.Module
+    seconds: float
+    threads: int
+    """The threads that torch used: another number of them rounds differently."""
 
 
 class ReferenceRun:
@@ -82,6 +86,7 @@ class ReferenceRun:
     def _result(self) -> ReferenceResult:
         steps, states = len(self.rerun.steps), [self.first]
         differences, kept = Differences(1, steps), kept_steps(self.store)
+        start = time.perf_counter()
         with untouched_generator():
             self.rerun.load(self.first)
             for step in range(1, steps + 1):
@@ -93,7 +98,8 @@ class ReferenceRun:
                 if step < steps and (step % self._stretch == 0 or (unlike is not None and step in kept)):
                     states.append(self.rerun.state())
             trained = copy.deepcopy(self.rerun.model).eval()
-        return ReferenceResult(differences.check(self._likely_reason), states, trained)
+        check, seconds = differences.check(self._likely_reason), time.perf_counter() - start
+        return ReferenceResult(check, states, trained, seconds, torch.get_num_threads())
 
     def _load_state_before(self, step: int) -> int:
         """Go to the last whole state that was kept up to a step; returns its step."""

@@ -8,7 +8,7 @@ There are three answers to "what if this example had not been there?", in rising
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
+from dualform.progress import Progress
 from dualform.replay import (
     Data,
     Losses,
     MakeOptimizer,
     Rerun,
-    Retrain,
     influences,
     load_first_weights,
     rebuild_optimizers,
@@ -32,10 +32,12 @@ from dualform.replay import (
 )
 from dualform.store import Store, outside_inference_mode
 
-from ..filters import Filter, matching
+from ..filters import Filter, matching, named
 from ..query import Target, choose, examples_first, first_axis, logits_of, run_model
-from .answers import Comparison, Influence, RunCheck
+from .answers import Influence, RunCheck
+from .comparison import Comparison
 from .reference import ReferenceRun, untouched_generator
+from .retraining import Folder, Retraining, Trainer, renormalised, require_one_choice
 
 
 class ReplayedRun:
@@ -77,38 +79,84 @@ class ReplayedRun:
         return self._reference.at(step)
 
     def retrain(
-        self, *, without: Filter | None = None, only: Filter | None = None, weights: Tensor | None = None
+        self,
+        *,
+        without: Filter | None = None,
+        only: Filter | None = None,
+        weights: Tensor | None = None,
+        renormalise: bool = False,
+        memory: Folder = None,
     ) -> nn.Module:
         """Train again with some visits at weight 0, same order and same normaliser, and give the trained model.
 
-        ``weights`` gives each visit a weight of its own; without any argument training is only repeated.
+        ``weights`` gives each visit a weight of its own; without any argument training is only repeated. With
+        ``renormalise`` the mean of a batch is taken over what is left of it (its shares are multiplied by its size over
+        the sum of its weights): another counterfactual than the one that influence predicts. With ``memory`` the
+        training is recorded in this folder, for every question that a memory answers.
         """
-        trained, visit_weights = self._reference.exact.trained, self._visit_weights(without, only, weights)
-        if visit_weights is None:
-            return copy.deepcopy(trained)
-        rerun = self._reference.rerun
-        with untouched_generator():
-            rerun.weights = visit_weights
-            try:
-                rerun.load(self._reference.first)
-                rerun.run(len(rerun.steps))
-            finally:
-                rerun.weights = None
-            return copy.deepcopy(rerun.model).eval()
+        return self._trainer.model(self._visit_weights(without, only, weights, renormalise), memory)
 
-    def _visit_weights(self, without: Filter | None, only: Filter | None, weights: Tensor | None) -> Tensor | None:
-        if sum(choice is not None for choice in (without, only, weights)) > 1:
-            raise QueryError("pass one of without=, only= and weights=.")
+    def retrain_many(
+        self,
+        *,
+        without: Sequence[Filter] | None = None,
+        only: Sequence[Filter] | None = None,
+        weights: Sequence[Tensor] | None = None,
+        renormalise: bool = False,
+        folder: Folder = None,
+        processes: int | None = None,
+        progress: Progress = True,
+    ) -> list[nn.Module]:
+        """Train again for each of several choices, in parallel processes, and give the models in their order.
+
+        A ``folder`` keeps each model under the key of its weights: running again only trains what is missing.
+        """
+        lines = self._lines(without, only, weights, renormalise)
+        states = self._trainer.each(
+            lines, lambda model: model.state_dict(), "model", folder=folder, processes=processes, progress=progress
+        )
+        models = [copy.deepcopy(self._reference.exact.trained) for _ in states]
+        for model, state in zip(models, states, strict=True):
+            model.load_state_dict(state)
+        return models
+
+    def _lines(
+        self,
+        without: Sequence[Filter] | None,
+        only: Sequence[Filter] | None,
+        weights: Sequence[Tensor] | None,
+        renormalise: bool = False,
+    ) -> list[Tensor]:
+        """Weights of the visits, one line for each of several choices."""
+        require_one_choice(without, only, weights)
+        for word, choices in (("without", without), ("only", only)):
+            if isinstance(choices, str):
+                raise QueryError(f"{word}={choices!r} is one choice; here give a list of them: {word}=[{choices!r}].")
+        lines = [self._visit_weights(choice, None, None, renormalise) for choice in without or ()]
+        lines += [self._visit_weights(None, choice, None, renormalise) for choice in only or ()]
         if weights is not None:
-            if weights.shape != (len(self.visits),):
-                raise QueryError(
-                    f"weights has shape {tuple(weights.shape)}; give one number for each of the "
-                    f"{len(self.visits)} visits."
-                )
-            return weights
+            lines += [self._visit_weights(None, None, line, renormalise) for line in weights]
+        if not lines:
+            raise QueryError("say what to leave out, as a list of choices: without=['label = 3', 'label = 4'].")
+        return [line for line in lines if line is not None]
+
+    def _visit_weights(
+        self, without: Filter | None, only: Filter | None, weights: Tensor | None, renormalise: bool = False
+    ) -> Tensor | None:
+        require_one_choice(without, only, weights)
+        if weights is not None and weights.shape != (len(self.visits),):
+            raise QueryError(
+                f"weights has shape {tuple(weights.shape)}; give one number for each of the {len(self.visits)} visits."
+            )
         if without is not None:
-            return torch.from_numpy(~matching(self.visits, without)).double()
-        return None if only is None else torch.from_numpy(matching(self.visits, only)).double()
+            weights = torch.from_numpy(~matching(self.visits, without)).double()
+        elif only is not None:
+            weights = torch.from_numpy(matching(self.visits, only)).double()
+        return weights if weights is None or not renormalise else renormalised(self._reference.rerun, weights)
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        return Trainer(self._reference)
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -125,30 +173,60 @@ class ReplayedRun:
         return self._influence(inputs, target, direct=True)
 
     def compare(
-        self, inputs: Any, *, without: Filter | None = None, only: Filter | None = None, target: Target = None
+        self,
+        inputs: Any,
+        *,
+        without: Filter | Sequence[Filter] | None = None,
+        only: Filter | Sequence[Filter] | None = None,
+        target: Target = None,
+        folder: Folder = None,
+        processes: int | None = None,
     ) -> Comparison:
-        """What leaving out some visits changes: directly, predicted through training, and really retrained."""
-        weights = self._visit_weights(without, only, None)
-        if weights is None:
-            raise QueryError("say what to leave out: compare(inputs, without='label = 3').")
-        function, name = self._target(inputs, target)
-        changes = [(self._per_visit(function, direct).double() @ (weights - 1.0)).float() for direct in (True, False)]
-        with torch.no_grad():
-            before = function(self._reference.exact.trained)
-            after = function(self.retrain(weights=weights))
-        return Comparison(name, before, changes[0], changes[1], after - before)
+        """What leaving out some visits changes: directly, predicted through training, and really retrained.
 
-    def retraining(self, inputs: Any, *, target: Target = None) -> Retrain:
-        """For :mod:`dualform.evaluate`: a function that trains again with a weight for each *example* (in the order of
-        :attr:`examples`) and gives the targets of ``inputs``.
+        Several choices in a list are trained in parallel processes, and each has lines of its own in the table.
         """
-        function, _ = self._target(inputs, target)
+        require_one_choice(without, only)
+        choices, word = (without, "without") if only is None else (only, "only")
+        if choices is None:
+            raise QueryError("say what to leave out: compare(inputs, without='label = 3').")
+        several = isinstance(choices, list | tuple)
+        subsets: list[Any] = list(choices) if several else [choices]
+        lines = self._lines(subsets, None, None) if word == "without" else self._lines(None, subsets, None)
+        function, name = self._target(inputs, target)
+        change = (torch.stack(lines) - 1.0).mT
+        changes = [(self._per_visit(function, direct).double() @ change).float().mT for direct in (True, False)]
+        with torch.no_grad():
+            before = function(self._reference.exact.trained).cpu()
+        results = self._trainer.each(
+            lines, lambda model: {"values": function(model).detach().cpu()}, self._trainer.subject_of(function, name),
+            folder=folder, processes=processes,
+        )  # fmt: skip
+        outcomes = [result["values"] for result in results]
+        names = tuple(f"{word} {named(subset)}" for subset in subsets)
+        direct, predicted, retrained = (
+            table if several else table[0] for table in (*changes, torch.stack(outcomes) - before)
+        )
+        return Comparison(name, before, direct, predicted, retrained, names)
 
-        def values(weights: Float[Tensor, " examples"]) -> Float[Tensor, " queries"]:
-            with torch.no_grad():
-                return function(self.retrain(weights=weights[self._example_of_visit])).detach()
-
-        return values
+    def retraining(
+        self,
+        inputs: Any,
+        *,
+        target: Target = None,
+        renormalise: bool = False,
+        folder: Folder = None,
+        processes: int | None = None,
+        progress: Progress = True,
+    ) -> Retraining:
+        """For :mod:`dualform.evaluate`: a function that trains again with a weight for each *example* (in the order of
+        :attr:`examples`) and gives the targets of ``inputs``. Its ``many`` does so for many lines of weights, in
+        parallel ``processes``; a ``folder`` keeps each result, so that running again only does what is missing.
+        """
+        function, name = self._target(inputs, target)
+        return Retraining(
+            self._trainer, function, self._example_of_visit, name, folder, processes, progress, renormalise
+        )
 
     @cached_property
     def examples(self) -> np.ndarray:

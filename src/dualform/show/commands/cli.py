@@ -23,6 +23,7 @@ from ..report import choose, write_report
 from ..text import size
 from ..views import ExamplePlace, WorkQueue, make_explorer
 from . import demo as demonstration
+from . import evaluate as evaluation
 from . import reproduce as experiments
 from .ask import RowQuestion, print_answers, require_memory_weights
 from .heads import HeadsInputs, print_reports, write_page
@@ -242,6 +243,46 @@ def serve(
 
     explorer = make_explorer(path, model, data, test, classes, tokens, index, length)
     listen(explorer, host, port, token, browser, _console())
+
+
+EVALUATE = f"""[bold]Example:[/]
+
+{PROGRAM} evaluate runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz"""  # noqa: E501
+
+
+@app.command(epilog=EVALUATE)
+def evaluate(
+    path: MemoryPath,
+    model: ModelName,
+    data: Annotated[
+        str, Option(help="Training examples in index order: a file with inputs and labels, or package.module:factory.")
+    ],
+    test: Annotated[
+        str, Option(help="Examples to ask about: a file with inputs and labels, or package.module:factory.")
+    ],
+    queries: Annotated[int, Option(help="Number of test examples to ask about, from the first on.", min=1)] = 20,
+    subsets: Annotated[int, Option(help="Number of trainings, each without a random subset.", min=2)] = 50,
+    drop: Annotated[float, Option(help="Share of the training examples that each leaves out.", min=0, max=1)] = 0.1,
+    seed: Annotated[int, Option(help="Seed of the subsets.", min=0, max=2**31)] = 0,
+    processes: Annotated[
+        int | None, Option(help="Trainings at a time. Default: one a core.", min=1, show_default=False)
+    ] = None,
+    index: IndexOption = "index",
+    folder: Annotated[
+        Path | None,
+        Option(
+            help="Folder for the figure, the numbers and the trainings; the same folder resumes. "
+            "Default: PATH-evaluated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train again without random subsets, and show how well influence and contributions predict what comes out."""
+    network = make_model(model)
+    training, tests = (load_examples(name, network) for name in (data, test))
+    plan = evaluation.Plan(queries, subsets, drop, seed, processes, index)
+    out = folder or path.with_name(path.name + "-evaluated")
+    evaluation.run(open_memory(path), network, training, tests, plan, out, _console())
 
 
 HEADS = f"""[bold]Examples:[/]

@@ -242,6 +242,7 @@ def commands(out: Path) -> list[str]:
     return [
         pasteable("inspect", memory),
         pasteable("ask", memory, "--model", model, "--data", test_file, "--rows", "0,1", "--by", "label"),
+        pasteable("evaluate", memory, "--model", model, "--data", train_file, "--test", test_file),
         pasteable("serve", memory, "--model", model, "--data", train_file, "--test", test_file),
     ]
 

@@ -6,6 +6,21 @@ Every function returns a ``matplotlib.figure.Figure`` and neither shows nor keep
 from .allocations import allocations
 from .answers import by, spotlight, timeline, top, top_by
 from .canvas import Figure
+from .evaluation import flips, lds, leave_one_out, subset_removal
 from .heads import heads, heads_through
 
-__all__ = ["Figure", "allocations", "by", "heads", "heads_through", "spotlight", "timeline", "top", "top_by"]
+__all__ = [
+    "Figure",
+    "allocations",
+    "by",
+    "flips",
+    "heads",
+    "heads_through",
+    "lds",
+    "leave_one_out",
+    "spotlight",
+    "subset_removal",
+    "timeline",
+    "top",
+    "top_by",
+]
