@@ -12,10 +12,10 @@ from dualform.errors import SizeError
 
 def bytes_of(name: str, value: object) -> int:
     """The bytes that a size stands for: a whole number of bytes, or a text such as "2 GB" or "500 MB"."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?)B\s*", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?)B\s*", value, re.IGNORECASE) if isinstance(value, str) else None
     if match is not None:
         with suppress(ValueError):
-            return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
+            return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise SizeError(f'{name}={value!r} is no size; write for example {name}="2 GB" or {name}="500 MB".')

@@ -11,6 +11,7 @@ every entry is available on request.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from dualform.progress import OnProgress
 from dualform.store import Store, parameter_columns, piece_of
 from dualform.types import LayerInfo
 
-from .layer_sums import explained_layers, initial_part, layer_sums
+from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .parameter_sums import ParameterSum, parameter_sum
 from .parameters_by_group import split_by_group
 from .stream import StoreView
@@ -60,16 +61,19 @@ def certify(
     wanted = set(store.parameters if only is None else only)
     totals: dict[str, Tensor] = {}
     views: dict[str, CertificateView] = {}
-    for layer in explained_layers(store):
-        sums = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
-        if not sums:
-            continue
-        for name, term in sums.items():
-            views[name] = certificate_view(store, layer, name, full)
-            term.project = views[name].probes
-        parameter_sum(store, layer.name, view, list(sums.values()), watch)
-        for name, term in sums.items():
-            totals[name] = totals.get(name, 0.0) + views[name].project_sum(term)
+    feeding = [layer for layer in explained_layers(store) if wanted & set(layer.parameters)]
+    for layers in layers_by_pass(store, feeding):
+        sums: dict[str, list[ParameterSum]] = {}
+        for layer in layers:
+            terms = {name: term for name, term in layer_sums(store, layer, view.horizon).items() if name in wanted}
+            for name, term in terms.items():
+                views[name] = certificate_view(store, layer, name, full)
+                term.project = views[name].probes
+            if terms:
+                sums[layer.name] = list(terms.values())
+        parameter_sum(store, sums, view, watch)
+        for term in chain.from_iterable(sums.values()):
+            totals[term.parameter] = totals.get(term.parameter, 0.0) + views[term.parameter].project_sum(term)
     rebuilt = {
         name: views[name].project(initial_part(store, name, view.horizon)) + total for name, total in totals.items()
     }

@@ -1,6 +1,6 @@
 """The sums over the slots of one layer that rebuild its parameters, for rules with scalar coefficients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,14 @@ def explained_layers(store: Store) -> Iterator[LayerInfo]:
     for layer in store.manifest.layers:
         if any(store.parameters[name].by_slots for name in layer.parameters):
             yield layer
+
+
+def layers_by_pass(store: Store, layers: Iterable[LayerInfo]) -> list[list[LayerInfo]]:
+    """The layers whose slots are read in one pass: each by itself, or all together where a pass runs training again."""
+    layers = list(layers)
+    if store.is_supplied:
+        return [layers] if layers else []
+    return [[layer] for layer in layers]
 
 
 def layer_sums(

@@ -4,9 +4,10 @@ All of them are :math:`\sum_t c_t\, e_t\, f(k_t)^\top` for features f of the key
 or a few random projections of the key (a certificate that costs one pass). They are added up in float64.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from dualform.store import Block, LayerMatrix, Store, matrix_columns, piece_of
 from dualform.types import LayerInfo
 
 from .scan import QUERY_ROWS
-from .stream import DecodedSlots, StoreView, stream
+from .stream import DecodedSlots, StoreView, stream, stream_together
 
 STRETCH = 512
 """The number of slots that are added up in the computing precision before they are added in float64."""
@@ -152,15 +153,21 @@ def _add_product(total: Float[Tensor, "f d"], features: Float[Tensor, "m f"], er
 
 
 def parameter_sum(
-    store: Store, layer: str, view: StoreView, sums: Sequence[ParameterSum], watch: OnProgress | None = None
+    store: Store, sums: Mapping[str, Sequence[ParameterSum]], view: StoreView, watch: OnProgress | None = None
 ) -> None:
-    """Fill several sums in one pass over the slots of a layer."""
-    for term in sums:
+    """Fill several sums of each layer in one pass over its slots."""
+    for term in chain.from_iterable(sums.values()):
         term.start()
-    for slots in stream(store, layer, view, errors=True, watch=watch):
-        for term in sums:
-            term.add(slots)
-    for term in sums:
+    if store.is_supplied:
+        for layer, slots in stream_together(store, list(sums), view, watch):
+            for term in sums[layer]:
+                term.add(slots)
+    else:
+        for layer, terms in sums.items():
+            for slots in stream(store, layer, view, errors=True, watch=watch):
+                for term in terms:
+                    term.add(slots)
+    for term in chain.from_iterable(sums.values()):
         term.finish()
 
 

@@ -5,6 +5,7 @@ run again from the slots; a parameter that only a ledger explains is read from t
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from dualform.progress import OnProgress
 from dualform.store import LedgerState, Store
 from dualform.types import ParameterSplit
 
-from .layer_sums import explained_layers, initial_part, layer_sums
+from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .parameter_sums import parameter_sum
 from .preconditioned import SlotGroups, rerun_from_slots
 from .stream import StoreView
@@ -31,15 +32,21 @@ def split_by_group(
     by_slots = [name for name in names if name not in in_ledger]
     preconditioned = [name for name in by_slots if store.is_preconditioned(name)]
     splits = {name: _initial_split(store, view, name, groups) for name in by_slots if name not in preconditioned}
-    for layer in explained_layers(store):
-        if view.horizon and any(name in splits for name in layer.parameters):
-            sums = layer_sums(store, layer, view.horizon, group_of=group_of, groups=groups)
-            sums = {name: term for name, term in sums.items() if name in splits}
-            parameter_sum(store, layer.name, view, list(sums.values()), watch)
-            for name, term in sums.items():
-                before = splits[name]
-                total = before.groups + term.as_parameter(store.parameters[name].shape)
-                splits[name] = ParameterSplit(before.initial, total)
+    feeding = [layer for layer in explained_layers(store) if view.horizon and set(layer.parameters) & set(splits)]
+    for layers in layers_by_pass(store, feeding):
+        sums = {
+            layer.name: [
+                term
+                for name, term in layer_sums(store, layer, view.horizon, group_of=group_of, groups=groups).items()
+                if name in splits
+            ]
+            for layer in layers
+        }
+        parameter_sum(store, sums, view, watch)
+        for term in chain.from_iterable(sums.values()):
+            before = splits[term.parameter]
+            total = before.groups + term.as_parameter(store.parameters[term.parameter].shape)
+            splits[term.parameter] = ParameterSplit(before.initial, total)
     for name, parts in rerun_from_slots(
         store, preconditioned, view, group_of=group_of, groups=groups, watch=watch
     ).items():

@@ -182,7 +182,7 @@ class ScanBuffer:
         if self.effects is not None:
             assert queries.directions is not None and slots.errors is not None and self.of_step is not None
             self._compute_effects(slots, queries.rows, queries.directions, self.effects[: len(queries.rows), columns])
-        self.blocks.append(slots.block)
+        self.blocks.append(slots.block.without_rows())
         self.used = columns.stop
 
     def _compute_effects(

@@ -92,6 +92,22 @@ def stream(
             watch(count)
 
 
+def stream_together(
+    store: Store, layers: Sequence[str], view: StoreView, watch: OnProgress | None = None
+) -> Iterator[tuple[str, DecodedSlots]]:
+    """The visible slots of several layers, side by side through the training: each shard is needed only once."""
+    streams = {layer: stream(store, layer, view, errors=True, watch=watch) for layer in layers}
+    steps = dict.fromkeys(layers, 0)
+    while steps:
+        layer = min(steps, key=steps.__getitem__)
+        slots = next(streams[layer], None)
+        if slots is None:
+            del steps[layer]
+            continue
+        steps[layer] = int(slots.block.steps[-1])
+        yield layer, slots
+
+
 def decoded(block: Block, dtype: torch.dtype) -> DecodedSlots:
     """A block, decoded for computing."""
     return DecodedSlots(block, block.keys.to(dtype), None if block.errors is None else block.errors.to(dtype))

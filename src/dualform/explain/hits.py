@@ -58,15 +58,16 @@ def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Floa
     store, info, queries = question.store, question.info, question.queries
     n, k = slots.shape
     flat = slots.reshape(-1)
-    keys = store.gather(info.name, flat, "key").unflatten(0, (n, k))
+    explained = info.keep == "slots" and all(store.parameters[name].by_slots for name in info.weights)
+    contributes = explained and queries.directions is not None and not is_preconditioned(store, info)
+    gathered = store.gather_rows(info.name, flat, ("key", "error") if contributes else ("key",))
+    keys, *errors = (tensor.unflatten(0, (n, k)) for tensor in gathered)
     rows = queries.rows.unflatten(0, (n, -1))
     weight = (rows == keys.mT).to(keys.dtype) if info.indexed else torch.einsum("nrd,nkd->nrk", rows, keys)
-    explained = info.keep == "slots" and all(store.parameters[name].by_slots for name in info.weights)
-    if not explained or queries.directions is None or is_preconditioned(store, info):
+    if not errors or queries.directions is None:
         return weight.sum(1), torch.full((n, k), torch.nan, dtype=weight.dtype)
     calls = store.calls(info.name)
     step, factor = calls.step[calls.calls_of(flat)], calls.factor[calls.calls_of(flat)]
-    errors = store.gather(info.name, flat, "error").unflatten(0, (n, k))
     directions = queries.directions.unflatten(0, (n, -1))
     total = torch.zeros(n, k, dtype=weight.dtype)
     for piece in info.pieces:
@@ -74,7 +75,7 @@ def weigh_slots(question: Question, slots: Int[np.ndarray, "n k"]) -> tuple[Floa
         value = torch.from_numpy(of_step[step] * factor).to(weight.dtype).reshape(n, k)
         for inputs, e in LayerMatrix(info).piece_parts(piece):
             alpha = weight if info.indexed else torch.einsum("nrd,nkd->nrk", rows[..., inputs], keys[..., inputs])
-            pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[..., e])
+            pull = torch.einsum("nrd,nkd->nrk", directions[..., e], errors[0][..., e])
             total += (alpha * pull).sum(1) * value
     return weight.sum(1), total
 

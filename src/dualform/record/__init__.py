@@ -1,7 +1,19 @@
 """A training loop to slots: hooks around the user's own loop, one file a layer kind."""
 
 from .layers import KINDS, ErrorPoint, LayerKind, ModuleCall, kind_of, owns_forward
+from .shards import ShardLimits
 from .state import hexadecimal
 from .tape import Tape, record
 
-__all__ = ["KINDS", "ErrorPoint", "LayerKind", "ModuleCall", "Tape", "hexadecimal", "kind_of", "owns_forward", "record"]
+__all__ = [
+    "KINDS",
+    "ErrorPoint",
+    "LayerKind",
+    "ModuleCall",
+    "ShardLimits",
+    "Tape",
+    "hexadecimal",
+    "kind_of",
+    "owns_forward",
+    "record",
+]

@@ -34,6 +34,7 @@ from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
 from .plan import RecordingPlan, RecordOptions, ReplayOptions, make_plan, plain_optimizers
 from .recorder import Recorder
+from .shards import ShardLimits
 from .state import create_memory, demote_again, resume_memory
 from .training import Clock
 
@@ -133,6 +134,8 @@ class Tape:
         """The number of steps to come, if a trainer knows it: then the size of the whole memory is reported."""
         self.replan: Callable[[], RecordingPlan] | None = None
         """Makes a new plan of the model and its optimisers."""
+        self.limits: ShardLimits | None = None
+        """When shards end, where slots do not stay on disk: what is certified from the disk is left out then."""
 
     @property
     def step(self) -> int:
@@ -180,6 +183,7 @@ class Tape:
                 self.plan, self.optimizers, self.options, ranks, manifest, writer, interrupts, self.steps_ahead, say
             )
             self._clock = self._recorder.clock
+            self._recorder.shard_builder.limits = self.limits or ShardLimits()
             undo.callback(self._unhook)
             self._recorder.hook()
             for optimizer in self.optimizers:
@@ -314,7 +318,7 @@ class Tape:
         shard_builder = self._recorder.shard_builder
         writer, plan, foreign = shard_builder.writer, shard_builder.plan, shard_builder.outside.foreign()
         certificate = writer.manifest.certificate
-        if certificate is None or foreign:
+        if certificate is None or foreign or self.limits is not None:
             return
         late = [name for name in plan.explained if name not in certificate["parameters"]]
         if late and self.step:

@@ -5,6 +5,8 @@ from .adjoint import Influences, influences
 from .differentiable_step import ParameterInputs, differentiable_step
 from .kept_results import KeptResults, hash_of
 from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .slot_files import SlotFiles
+from .slot_recording import SlotOptions, SlotRecording, untouched_generator
 from .survey import Checkpoint, take_survey
 from .traces import (
     Difference,
@@ -31,6 +33,9 @@ __all__ = [
     "PassTrace",
     "Rerun",
     "Retrain",
+    "SlotFiles",
+    "SlotOptions",
+    "SlotRecording",
     "StepTrace",
     "TracedStep",
     "difference",
@@ -44,4 +49,5 @@ __all__ = [
     "run_tasks",
     "step_traces",
     "take_survey",
+    "untouched_generator",
 ]

@@ -103,6 +103,8 @@ class Rerun:
     position: int = 0
     clip_norm: float | None = None
     """The norm that gradients are clipped to, once a step has shown it."""
+    before_pass: Callable[[PassTrace], None] | None = None
+    """Is called before the forward pass of each batch."""
     held_factors: set[int] = field(default_factory=set)
     """Steps whose gradients were scaled by a factor that is no clipping; influence holds it constant."""
     _norms: dict[int, float] = field(default_factory=dict)
@@ -249,6 +251,8 @@ class Rerun:
 
     def backward(self, one_pass: PassTrace) -> None:
         """One backward pass as the loop made it."""
+        if self.before_pass is not None:
+            self.before_pass(one_pass)
         if one_pass.generator is not None:
             torch.set_rng_state(one_pass.generator)
         losses = self.losses(self.model, self.batch(one_pass))

@@ -50,7 +50,7 @@ def step_traces(store: Store, index: str = "index") -> list[StepTrace]:
     """All steps of a memory, with the settings of each parameter group of :func:`rebuild_optimizers`."""
     log = store.manifest.run_log
     if log is None:
-        return _traces_from_slots(store, index)
+        return _traces_without_log(store, index)
     if log.broken:
         raise QueryError(f"the run in {store.path} cannot be run again: {log.broken}.")
     return _logged_traces(store, log, index)
@@ -96,12 +96,17 @@ def _modes_at(log: RunLog, step: int) -> Modes:
 EVERYTHING_TRAINS = Modes(0, (), ())
 
 
-def _traces_from_slots(store: Store, index: str) -> list[StepTrace]:
+def _traces_without_log(store: Store, index: str) -> list[StepTrace]:
     names = ordered_names(store)
     passes = _passes(store, index)
     own = {name: store.schedule(name) for name in names}
     # a parameter of the rest has no line of its own: what its optimiser did to others holds for it too
     lines = {name: steps if len(steps.steps) else _of_same_rule(store, name, own) for name, steps in own.items()}
+    if not any(len(steps.steps) for steps in lines.values()):
+        raise QueryError(
+            f"the memory at {store.path} does not hold the settings of the optimiser at each step (only a ledger was "
+            "kept), so it cannot be run again. Record with keep='slots' or 'keys', at least for one layer."
+        )
     traces = []
     for step in range(1, store.steps + 1):
         places = {name: lines[name].find(step) for name in names}

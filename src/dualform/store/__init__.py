@@ -32,6 +32,7 @@ from .format import (
     bytes_a_row,
     encode,
     encode_into,
+    map_tensors,
     matrix_columns,
     parameter_columns,
     piece_of,
@@ -45,9 +46,9 @@ from .format import (
 from .inference_mode import outside_inference_mode
 from .io import PAGE, FileEntry, SlotArena, verify
 from .rank_folders import load_manifest, rank_folder, truncate_shard
-from .shard_writer import PendingShard, ShardWriter
+from .shard_writer import PendingShard, ShardWriter, slot_file_bytes
 from .step_table import ParameterSteps
-from .store import Store
+from .store import SlotSupply, Store
 
 __all__ = [
     "COMPUTED",
@@ -86,6 +87,7 @@ __all__ = [
     "Shard",
     "ShardWriter",
     "SlotArena",
+    "SlotSupply",
     "SplitKey",
     "Store",
     "SurveyPass",
@@ -100,6 +102,7 @@ __all__ = [
     "gradient_norm",
     "load_manifest",
     "lock_folder",
+    "map_tensors",
     "matrix_columns",
     "outside_inference_mode",
     "parameter_columns",
@@ -112,6 +115,7 @@ __all__ = [
     "require_own_folder",
     "sampled_entries",
     "settings_of",
+    "slot_file_bytes",
     "square_of",
     "state_of",
     "truncate_shard",

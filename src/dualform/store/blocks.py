@@ -1,7 +1,7 @@
 """Slots in memory: the table of the calls they came from, and blocks of consecutive slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -93,6 +93,14 @@ class Block:
     def coefficients(self, of_step: Float[np.ndarray, " T1"], bias: bool = False) -> Float[np.ndarray, " m"]:
         """The coefficient of each row in the weight (or the bias): that of its step, times the factor of its call."""
         return of_step[self.steps] * (self.calls.bias_factor if bias else self.calls.factor)[self.call]
+
+    def without_rows(self) -> "Block":
+        """Which slots they are, without keys and errors: it does not hold on to their file."""
+        bare = replace(
+            self, keys=self.keys.new_empty(len(self.slots), 0), key_scale=None, errors=None, error_scale=None
+        )
+        vars(bare).update({name: vars(self)[name] for name in ("call", "steps", "visits") if name in vars(self)})
+        return bare
 
     def take(self, rows: Int[np.ndarray, " k"]) -> "Block":
         """The block that holds only these rows."""

@@ -28,6 +28,7 @@ from .format import (
     Shard,
     StateEntry,
     calls_table,
+    file_bytes,
     run_log_table,
     steps_table,
     visits_table,
@@ -252,6 +253,12 @@ def _still_needed_shards(manifest: Manifest, ledgers: Sequence[LedgerEntry]) -> 
 def certificate_lines(agreements: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The form of a certificate in the manifest."""
     return {name: {"error": agreement.error, "floor": agreement.floor} for name, agreement in agreements.items()}
+
+
+def slot_file_bytes(shard: PendingShard) -> int:
+    """The size of the file that will hold the slots of a shard."""
+    slots = _slot_tensors(shard)
+    return file_bytes(slots, paged=True) if slots else 0
 
 
 def _slot_tensors(shard: PendingShard) -> dict[str, list[Tensor]]:

@@ -1,7 +1,7 @@
 """Reading a memory: its tables of visits and steps, its snapshots, and its slots as a stream of blocks."""
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -34,13 +34,25 @@ DECODED = 4 << 20
 """The most bytes of keys that are decoded at a time: few enough that they are multiplied while in the CPU cache."""
 
 
+SlotSupply = Callable[[Shard], dict[str, Tensor]]
+"""Gives the slots of a shard as tensors, where their file does not stay on disk."""
+
+
 class Store:
     """A memory on disk, opened for reading. Each part is read when it is first needed.
 
-    ``manifest`` says which of its shards count, if not all; ``rules`` are rules that the user defined.
+    ``manifest`` says which of its shards count, if not all; ``rules`` are rules that the user defined. With a
+    ``supply`` the files of slots may be missing: slots are asked for there.
     """
 
-    def __init__(self, path: str | Path, manifest: Manifest | None = None, rules: Iterable[Rule] = ()) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        manifest: Manifest | None = None,
+        rules: Iterable[Rule] = (),
+        *,
+        supply: SlotSupply | None = None,
+    ) -> None:
         self.path = Path(path)
         self._custom_rules = tuple(rules)
         self.rules = named_rules(self._custom_rules)
@@ -50,7 +62,10 @@ class Store:
         self._files |= {entry.name: entry.file for entry in self.manifest.ledgers}
         if self.manifest.run_log is not None:
             self._files |= {entry.name: entry.file for entry in self.manifest.run_log.states}
+        self._supply = supply
         for name, entry in self._files.items():
+            if supply is not None and name.startswith("shards/"):
+                continue
             verify(self.path / name, entry, content=name.endswith(".parquet"))
         self._mapped: dict[str, dict[str, Tensor]] = {}
         self._calls: dict[str, CallTable] = {}
@@ -59,6 +74,11 @@ class Store:
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, Manifest, tuple[Rule, ...]]]:
         """Pickle as the folder, the manifest and the rules: the copy opens the folder again."""
+        if self._supply is not None:
+            raise StoreError(
+                "the slots of a replayed run are made in this process and cannot be sent to another one. Ask there: "
+                "memory.replay(…).slots()."
+            )
         for rule in self._custom_rules:
             _require_picklable(rule, self.path)
         return Store, (self.path.absolute(), self.manifest, self._custom_rules)
@@ -71,6 +91,11 @@ class Store:
     def compute(self) -> torch.dtype:
         """The precision that sums over slots are computed in."""
         return COMPUTED[self.manifest.dtype]
+
+    @property
+    def is_supplied(self) -> bool:
+        """Whether slots may have to be made again when they are read, so that few passes over them count."""
+        return self._supply is not None
 
     @property
     def steps(self) -> int:
@@ -331,22 +356,32 @@ class Store:
 
     def gather(self, layer: str, slots: Int[np.ndarray, " m"], row_kind: RowKind = "error") -> Float[Tensor, "m d"]:
         """The errors (or keys) of single slots."""
+        return self.gather_rows(layer, slots, (row_kind,))[0]
+
+    def gather_rows(
+        self, layer: str, slots: Int[np.ndarray, " m"], row_kinds: Sequence[RowKind]
+    ) -> list[Float[Tensor, "m _"]]:
+        """The keys and errors of single slots; each shard is read once."""
         ends = self._ends(layer)
         info, _ = self.layer(layer)
-        out = torch.empty(len(slots), info.d_out if row_kind == "error" else info.key_size, dtype=self.compute)
+        sizes = {"key": info.key_size, "error": info.d_out}
+        out = [torch.empty(len(slots), sizes[row_kind], dtype=self.compute) for row_kind in row_kinds]
         shard_numbers = np.searchsorted(ends, slots, side="right")
         for i in np.unique(shard_numbers):
             shard = self.manifest.shards[i]
             places = np.flatnonzero(shard_numbers == i)
             local = torch.from_numpy(slots[places] - (ends[i - 1] if i else 0))
             tensors = self._shard_tensors(shard)
-            rows = tensors[f"{layer}.{row_kind}s"][local].to(self.compute)
-            exponents = tensors.get(f"{layer}.{row_kind}_exponents")
-            scale = None if exponents is None else row_scale(exponents[local], self.compute)
-            out[torch.from_numpy(places)] = rows if scale is None else rows * scale.unsqueeze(1)
+            for row_kind, gathered in zip(row_kinds, out, strict=True):
+                rows = tensors[f"{layer}.{row_kind}s"][local].to(self.compute)
+                exponents = tensors.get(f"{layer}.{row_kind}_exponents")
+                scale = None if exponents is None else row_scale(exponents[local], self.compute)
+                gathered[torch.from_numpy(places)] = rows if scale is None else rows * scale.unsqueeze(1)
         return out
 
     def _shard_tensors(self, shard: Shard) -> dict[str, Tensor]:
+        if self._supply is not None:
+            return self._supply(shard)
         file = shard.file("shards")
         assert file is not None
         return self._tensors(file)

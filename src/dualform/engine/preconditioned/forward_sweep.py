@@ -77,7 +77,12 @@ def stored_state(store: Store, name: str, step: int) -> ParameterState | None:
 
 
 def clusters(store: Store, names: Iterable[str]) -> list[list[str]]:
-    """Groups of parameters that share layers, so that the slots of a layer are read only once."""
+    """Groups of parameters that share layers, so that the slots of a layer are read only once; one group of all where a
+    pass over the slots runs training again.
+    """
+    names = list(names)
+    if store.is_supplied:
+        return [names] if names else []
     clustered: list[tuple[set[str], set[str]]] = []
     for name in names:
         layers = {layer.name for layer in store.manifest.layers if name in layer.parameters}

@@ -7,8 +7,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from torch import nn
 
 from dualform.errors import DualformWarning, HorizonError
-from dualform.replay import Difference, Rerun, difference, has_state, kept_steps
-from dualform.store import Store, outside_inference_mode
+from dualform.replay import Difference, Rerun, difference, has_state, kept_steps, untouched_generator
+from dualform.store import Store
 
 from .answers import RunCheck
 
@@ -63,7 +62,7 @@ class ReferenceRun:
             for step in range(begin + 1, end + 1):
                 self.rerun.run(step)
                 differences.add(step, difference(self.store, self.rerun.model, step))
-        return differences.check(self._likely_reason)
+        return differences.check(self.likely_reason)
 
     def at(self, step: int) -> nn.Module:
         """The model after a step."""
@@ -98,7 +97,7 @@ class ReferenceRun:
                 if step < steps and (step % self._stretch == 0 or (unlike is not None and step in kept)):
                     states.append(self.rerun.state())
             trained = copy.deepcopy(self.rerun.model).eval()
-        check, seconds = differences.check(self._likely_reason), time.perf_counter() - start
+        check, seconds = differences.check(self.likely_reason), time.perf_counter() - start
         return ReferenceResult(check, states, trained, seconds, torch.get_num_threads())
 
     def _load_state_before(self, step: int) -> int:
@@ -116,7 +115,8 @@ class ReferenceRun:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.rerun.model.state_dict().values())
         return max(1, min(math.isqrt(len(self.rerun.steps)), STRETCH_BYTES // max(1, 4 * size)))
 
-    def _likely_reason(self, step: int) -> str:
+    def likely_reason(self, step: int) -> str:
+        """Why a run may differ from the recorded one from a step on."""
         log, threads = self.store.manifest.run_log, torch.get_num_threads()
         random = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in self.rerun.model.modules())
         if log is None and random:
@@ -166,10 +166,3 @@ class Differences:
         if self.first_difference is None:
             return RunCheck(self.first, self.last)
         return RunCheck(self.first, self.last, self.first_difference, self.shown, reason(self.first_difference))
-
-
-@contextmanager
-def untouched_generator() -> Iterator[None]:
-    """Run with gradients and with random numbers of one's own: the caller's generator stays where it is."""
-    with outside_inference_mode(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        yield

@@ -8,9 +8,10 @@ There are three answers to "what if this example had not been there?", in rising
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,15 +30,22 @@ from dualform.replay import (
     load_first_weights,
     rebuild_optimizers,
     step_traces,
+    untouched_generator,
 )
 from dualform.store import Store, outside_inference_mode
+from dualform.types import DType
 
 from ..filters import Filter, matching, named
 from ..query import Target, choose, examples_first, first_axis, logits_of, run_model
 from .answers import Influence, RunCheck
 from .comparison import Comparison
-from .reference import ReferenceRun, untouched_generator
+from .reference import ReferenceRun
+from .replayed_slots import ReplayedSlots, replay_slots
 from .retraining import Folder, Retraining, Trainer, renormalised, require_one_choice
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+    from ..spotlight import Spotlight
 
 
 class ReplayedRun:
@@ -61,6 +69,7 @@ class ReplayedRun:
         traces = step_traces(store, index)
         rerun = Rerun(copied, rebuild_optimizers(store, copied, optimizer), losses, data, traces)
         self._reference = ReferenceRun(store, rerun)
+        self._slots: list[ReplayedSlots] = []
 
     def __repr__(self) -> str:
         return f"ReplayedRun({str(self.store.path)!r}, {len(self._reference.rerun.steps)} steps)"
@@ -157,6 +166,52 @@ class ReplayedRun:
     @cached_property
     def _trainer(self) -> Trainer:
         return Trainer(self._reference)
+
+    # ------------------------------------------------------------------------------------------- slots
+
+    def slots(
+        self,
+        budget: int | str = "4 GB",
+        *,
+        layers: Iterable[str] | None = None,
+        dtype: DType | None = None,
+        batch_dim: int | Mapping[str, int] | None = None,
+        folder: str | Path | None = None,
+        progress: Progress = True,
+    ) -> "Memory":
+        """Make a memory with slots of a run that kept none, by running it again: it answers all questions.
+
+        At most ``budget`` bytes of slots ("500 MB") lie on disk at a time, in a temporary folder (inside ``folder``).
+        Where that is less than all, questions run stretches of training again. The files are removed by
+        :meth:`close`, or when neither the run nor the memory is used any more. ``layers``, ``dtype`` (by default that
+        of the memory) and ``batch_dim`` are those of :func:`dualform.record`.
+        """
+        replayed = replay_slots(
+            self._reference,
+            budget=budget, layers=layers, dtype=dtype, batch_dim=batch_dim, folder=folder, progress=progress,
+        )  # fmt: skip
+        self._slots.append(replayed)
+        replayed.warn()
+        return replayed.memory
+
+    def attend(self, inputs: Any, *, target: Target = None) -> "Spotlight":
+        """Show what each layer of the trained network recalls from training: :meth:`slots`, made once, are asked."""
+        if not self._slots:
+            self.slots()
+        else:
+            self._slots[-1].warn()
+        return self._slots[-1].memory.attend(self._slots[-1].trained, inputs, target=target)
+
+    def close(self) -> None:
+        """Remove the slots that were made from disk. The run itself can be used as before."""
+        while self._slots:
+            self._slots.pop().files.close()
+
+    def __enter__(self) -> "ReplayedRun":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------------------------------------- questions
 

@@ -7,9 +7,11 @@ state last. If an error comes in the middle of that change, the builder accepts 
 """
 
 import queue
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from dualform.engine import Agreement
 from dualform.errors import NonFiniteGradient, RecordError
-from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite
+from dualform.store import CallRow, PendingShard, ShardWriter, SlotArena, all_finite, slot_file_bytes
 
 from ..plan import RecordingPlan
 from ..run_log import RunKeeper
@@ -65,6 +67,18 @@ CHOICE_LASTS = 8
 """Digests after which other entries of the gradients are watched."""
 
 
+@dataclass(frozen=True)
+class ShardLimits:
+    """When shards end, for a recording whose slots are removed again."""
+
+    size: int = sys.maxsize
+    """Shards end after so many bytes, if not before."""
+    ends: Collection[int] | None = None
+    """The steps after which shards end, where they are prescribed: neither size nor time counts then."""
+    before_writing: Callable[[int], None] | None = None
+    """Is called with the bytes of the slots of a shard when no shard is being written, before this one is."""
+
+
 class DigestedSteps(NamedTuple):
     """Some steps as rows of the memory's tables, and what the certificate needs of them: the slots that they used up,
     and the probes of what these slots put into the gradients.
@@ -104,6 +118,7 @@ class ShardBuilder:
         self._number = max((shard.number for shard in writer.manifest.shards), default=-1)
         self._digests = 0
         self._failure: RecordError | None = None
+        self.limits = ShardLimits()
         self._begin_shard(SlotArena())
 
     def holds(self, step: int) -> bool:
@@ -150,10 +165,14 @@ class ShardBuilder:
         patience = 1 if all_joined else 2
         if len(self._steps) >= patience * DIGEST_STEPS:
             self._digest()
-        size, seconds = self.backward_hooks.bytes + self.pending.kept, time.monotonic() - self._since
-        full = size >= patience * SHARD_BYTES or seconds > patience * SHARD_SECONDS
-        if full and not self.plan.ledger_only:
+        if self._ends_shard(step, patience) and not self.plan.ledger_only:
             self.hand_over()
+
+    def _ends_shard(self, step: int, patience: int) -> bool:
+        if self.limits.ends is not None:
+            return step in self.limits.ends and patience == 1
+        size, seconds = self.backward_hooks.bytes + self.pending.kept, time.monotonic() - self._since
+        return size >= patience * min(SHARD_BYTES, self.limits.size) or seconds > patience * SHARD_SECONDS
 
     def _exchange_if_due(self, step: int) -> None:
         """Exchange reports with the other processes before a shard is full in any of them."""
@@ -231,6 +250,8 @@ class ShardBuilder:
     def _send(self, shard: PendingShard) -> None:
         with self._waiting():
             self.writer.wait_for_room()  # nothing has changed yet: after an interrupt the shard can be sent again
+        if self.limits.before_writing is not None and shard.slots:
+            self.limits.before_writing(slot_file_bytes(shard))
         try:
             arena = self._arenas.get(False)
         except queue.Empty:  # lost by an error

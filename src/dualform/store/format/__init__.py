@@ -38,7 +38,7 @@ from .run_log import (
     state_of,
     write_state,
 )
-from .safetensors_file import map_tensors, write_tensors
+from .safetensors_file import file_bytes, map_tensors, write_tensors
 from .tables import SETTING, CallRow, ParameterStep, calls_table, steps_table, visits_table
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "calls_table",
     "encode",
     "encode_into",
+    "file_bytes",
     "map_tensors",
     "matrix_columns",
     "parameter_columns",

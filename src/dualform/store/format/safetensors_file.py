@@ -47,6 +47,12 @@ def write_tensors(path: Path, tensors: Pieces, *, paged: bool = False) -> FileEn
     return write_whole(path, put, size=size_of(tensors))
 
 
+def file_bytes(tensors: Pieces, *, paged: bool = False) -> int:
+    """The size of the file that :func:`write_tensors` writes."""
+    header, pads = _header(tensors, PAGE if paged else 1)
+    return 8 + len(header) + size_of(tensors) + sum(pads)
+
+
 def size_of(tensors: Pieces) -> int:
     """The total number of bytes of the tensors."""
     return sum(piece.numel() * piece.element_size() for pieces in tensors.values() for piece in pieces)
