@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from dualform.errors import SizeError
+from dualform.errors import QueryError
 
 
 def bytes_of(name: str, value: object) -> int:
@@ -18,7 +18,7 @@ def bytes_of(name: str, value: object) -> int:
             return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise SizeError(f'{name}={value!r} is no size; write for example {name}="2 GB" or {name}="500 MB".')
+    raise QueryError(f'{name}={value!r} is no number of bytes; write for example {name}="2 GB" or {name}="500 MB".')
 
 
 def in_bytes(size: float | int) -> str:

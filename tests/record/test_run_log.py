@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import dualform
-from dualform.errors import HorizonError, NonFiniteGradient, NoteError, QueryError, RecordError, ResumeError, SizeError
+from dualform.errors import HorizonError, NonFiniteGradient, NoteError, QueryError, RecordError, ResumeError
 from dualform.record.run_log.state_schedule import StateSchedule
 
 N, D, C = 48, 12, 3
@@ -371,7 +371,7 @@ def test_the_log_is_small(tmp_path):
 @pytest.mark.parametrize("replay_size", ["2 pounds", "-1 GB", -3, "GB"])
 def test_a_size_that_is_none_is_named(replay_size, tmp_path):
     model = mlp()
-    with pytest.raises(SizeError, match='write for example replay="2 GB"'):
+    with pytest.raises(QueryError, match='write for example replay="2 GB"'):
         dualform.record(model, optim.SGD(model.parameters(), lr=0.1), tmp_path, replay=replay_size)
 
 

@@ -66,7 +66,7 @@ def test_words_with_spaces_and_brackets_are_quoted(script):
 
 def test_every_command_that_the_demo_prints_has_the_right_form(tmp_path):
     lines = demo.commands(tmp_path / "my demo")
-    assert [parsed(line).info_name for line in lines] == ["inspect", "ask", "serve"]
+    assert [parsed(line).info_name for line in lines] == ["inspect", "ask", "evaluate", "serve"]
 
 
 def parsed(line: str):
