@@ -86,11 +86,12 @@ def test_every_command_that_the_demo_prints_runs_when_pasted(tmp_path, monkeypat
     start = subprocess.run(pasteable("demo", "--out", out, "--steps", 30), shell=True, capture_output=True, text=True)
     assert start.returncode == 0, start.stderr
     lines = [line.strip() for line in start.stdout.splitlines() if line.startswith("  ") and "dualform" in line]
-    assert len(lines) == 3, start.stdout
-    for line in lines[:2]:
+    assert len(lines) == 4, start.stdout
+    inspect, ask, evaluate, serve = lines
+    for line in (inspect, ask, f"{evaluate} --subsets 2"):
         result = subprocess.run(line, shell=True, capture_output=True, text=True)
         assert result.returncode == 0 and result.stdout, result.stderr
-    command = f"exec {lines[2]} --port 0 --no-open"
+    command = f"exec {serve} --port 0 --no-open"
     with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, text=True) as serving:
         try:
             assert "What is this prediction made of?" in first_page(serving)
