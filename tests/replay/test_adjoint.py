@@ -136,7 +136,7 @@ def targets(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("setting", [pytest.param(value, id=name) for name, value in (SETTINGS | NETWORKS).items()])
 def test_influence_is_the_slope_of_training_again(setting):
     rerun, first = rerun_of(setting)
-    found = influences(rerun, targets, [first])
+    (found,) = influences(rerun, targets, [first])
     per_example = found.by_example(N)
     for example in (0, 5):
         ends = []
@@ -160,7 +160,8 @@ def test_without_curvature_and_with_what_is_shared_held_it_is_the_direct_contrib
         pytest.skip("rows are mixed there: a slot credits the row, a loss the example")
     setting = SETTINGS[name]
     rerun, first = rerun_of(setting)
-    direct = influences(rerun, targets, [first], direct=True).by_example(N)
+    (found,) = influences(rerun, targets, [first], ["direct"])
+    direct = found.by_example(N)
     again, _ = rerun_of(setting)
     model, (optimizer,) = again.model, again.optimizers
     with dualform.record(model, optimizer, tmp_path / "memory", dtype="float64", progress=False) as tape:
@@ -185,12 +186,12 @@ def test_without_curvature_and_with_what_is_shared_held_it_is_the_direct_contrib
 @pytest.mark.parametrize("name", ["Adam", "batch norm"])
 def test_stretches_between_kept_states_give_what_one_stretch_gives(name):
     rerun, first = rerun_of(SETTINGS[name])
-    whole = influences(rerun, targets, [first])
+    (whole,) = influences(rerun, targets, [first])
     rerun.load(first)
     states = [copy.deepcopy(first)]
     for step in (3, 5):
         rerun.run(step)
         states.append(rerun.state())
-    parts = influences(rerun, targets, states)
+    (parts,) = influences(rerun, targets, states)
     assert torch.equal(whole.index, parts.index) and torch.equal(whole.steps, parts.steps)
     torch.testing.assert_close(parts.values, whole.values)

@@ -1,10 +1,9 @@
 """Training run again: what each step did, the adjoint that carries a target back through it, retraining; and one pass
 over a network that is trained already."""
 
-from .adjoint import Influences, influences
-from .differentiable_step import ParameterInputs, differentiable_step
+from .adjoint import BUDGET, InfluenceKind, Influences, influences
 from .kept_results import KeptResults, hash_of
-from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, TracedStep
+from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace
 from .slot_files import SlotFiles
 from .slot_recording import SlotOptions, SlotRecording, untouched_generator
 from .survey import Checkpoint, take_survey
@@ -21,15 +20,16 @@ from .traces import (
 from .workers import run_tasks
 
 __all__ = [
+    "BUDGET",
     "Checkpoint",
     "Data",
     "DataOfStep",
     "Difference",
+    "InfluenceKind",
     "Influences",
     "KeptResults",
     "Losses",
     "MakeOptimizer",
-    "ParameterInputs",
     "PassTrace",
     "Rerun",
     "Retrain",
@@ -37,9 +37,7 @@ __all__ = [
     "SlotOptions",
     "SlotRecording",
     "StepTrace",
-    "TracedStep",
     "difference",
-    "differentiable_step",
     "has_state",
     "hash_of",
     "influences",

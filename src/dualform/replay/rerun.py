@@ -6,7 +6,7 @@ The optimiser itself takes the steps, on a copy of the model, so that they round
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,8 +16,6 @@ from torch import Tensor, nn, optim
 from dualform.errors import QueryError
 from dualform.rules import Rule, rule_for
 from dualform.store import GENERATOR, Modes, gradient_norm
-
-from .differentiable_step import ParameterInputs
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """Each example's share of the loss that the loop backpropagated, one number an example."""
@@ -72,23 +70,6 @@ class StepTrace:
     """What was in evaluation mode and what took no gradient, if that was recorded."""
 
 
-@dataclass(frozen=True)
-class TracedStep:
-    """A step that was taken again: all that it read."""
-
-    number: int
-    trace: StepTrace
-    inputs: Mapping[str, ParameterInputs]
-    untrained: Mapping[str, Tensor]
-    """Parameters that had no gradient in this step."""
-    gradients: Mapping[str, Tensor]
-    """The summed gradients as backprop gave them, before clipping."""
-    buffers: tuple[Mapping[str, Tensor], ...]
-    """The model's buffers before each backward pass."""
-    clip_norm: float | None
-    factor: float
-
-
 @dataclass
 class Rerun:
     """Runs the steps of a training loop again, on ``model`` (a copy) with ``optimizers`` that hold its parameters."""
@@ -114,7 +95,14 @@ class Rerun:
     _modes: Modes | None = None
 
     def __post_init__(self) -> None:
-        self._rules = [rule_for(optimizer) for optimizer in self.optimizers]
+        self.rules: list[Rule] = [rule_for(optimizer) for optimizer in self.optimizers]
+        self._takes_passes_of_step = isinstance(self.data, DataOfStep)
+        names: dict[int, str] = {}
+        self._aliases = {
+            alias: names[id(parameter)]
+            for alias, parameter in self.model.named_parameters(remove_duplicate=False)
+            if names.setdefault(id(parameter), alias) != alias
+        }
         self._has_scales = any(step.gradient_norm is not None or is_scaled(step.scale) for step in self.steps)
 
     def state(self) -> dict[str, Any]:
@@ -159,45 +147,40 @@ class Rerun:
     def run(self, end: int) -> None:
         """Run up to a step."""
         while self.position < end:
-            self._advance(traced=False)
+            trace = self.begin_step()
+            for one_pass in trace.passes:
+                self.backward(one_pass)
+            self.end_step(trace, *self.scaling_of(trace))
 
-    def traced(self, end: int) -> Iterator[TracedStep]:
-        """Run up to a step, and give what each of the steps read."""
-        while self.position < end:
-            step = self._advance(traced=True)
-            assert step is not None
-            yield step
-
-    def _advance(self, traced: bool) -> TracedStep | None:
+    def begin_step(self) -> StepTrace:
+        """Set the optimisers and the modules as they were in the next step; no parameter has a gradient then."""
         trace = self.steps[self.position]
         groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
         for (group, defaults), settings in zip(groups, trace.groups, strict=True):
             group |= group_settings(defaults, settings)
-        buffers, passes = [], []
         self.set_modes(trace.modes)
         self.model.zero_grad(set_to_none=True)
-        for one_pass in trace.passes:
-            if traced:
-                buffers.append({name: tensor.clone() for name, tensor in self.model.named_buffers()})
-            passes.append(replace(one_pass, generator=one_pass.generator if not traced else _generator_of(one_pass)))
-            self.backward(one_pass)
-        if traced:
-            trace = replace(trace, passes=tuple(passes))
-        clip_norm, factor = self._scaling(trace)
-        step = self._trace(trace, tuple(buffers), clip_norm, factor) if traced else None
+        return trace
+
+    def end_step(self, trace: StepTrace, clip_norm: float | None, factor: float) -> None:
+        """Scale the gradients, and take the step."""
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
         elif factor != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
-        for number, optimizer in enumerate(self.optimizers):
-            if trace.optimizers is None or number in trace.optimizers:
-                optimizer.step()
+        for optimizer, _ in self.stepping(trace):
+            optimizer.step()
         self.position += 1
-        return step
 
-    def _scaling(self, trace: StepTrace) -> tuple[float | None, float]:
+    def stepping(self, trace: StepTrace) -> Iterator[tuple[optim.Optimizer, Rule]]:
+        """The optimisers that take a step, with their rules."""
+        for number, (optimizer, rule) in enumerate(zip(self.optimizers, self.rules, strict=True)):
+            if trace.optimizers is None or number in trace.optimizers:
+                yield optimizer, rule
+
+    def scaling_of(self, trace: StepTrace) -> tuple[float | None, float]:
         """The norm that this step clips gradients to, and the factor that it multiplies them with if it does not clip.
 
         A memory holds the factor alone. If the factor is what clipping to one norm gives at every step, gradients were
@@ -225,10 +208,9 @@ class Rerun:
         """By what the gradients were scaled between backprop and the step, when the run was recorded."""
         if trace.gradient_norm is None:
             return trace.scale
-        stepping = [o for i, o in enumerate(self.optimizers) if trace.optimizers is None or i in trace.optimizers]
         norms = [
             gradient_norm([parameter.grad for group in optimizer.param_groups for parameter in group["params"]])
-            for optimizer in stepping
+            for optimizer, _ in self.stepping(trace)
         ]
         norm = math.hypot(*norms)
         return trace.gradient_norm / norm if norm else 1.0
@@ -243,9 +225,15 @@ class Rerun:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name not in modes.without_gradient)
 
+    def with_aliases(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by the names of parameters, and also by the other names of those that are tied."""
+        others = {alias: tensors[name] for alias, name in self._aliases.items() if name in tensors}
+        return {**tensors, **others}
+
     def batch(self, one_pass: PassTrace) -> Any:
         """The batch of a pass as the loop saw it."""
-        if isinstance(self.data, DataOfStep):
+        if self._takes_passes_of_step:
+            assert isinstance(self.data, DataOfStep)
             return self.data.in_step(one_pass.step or (one_pass.index,), one_pass.place)
         return self.data(one_pass.index)
 
@@ -266,48 +254,10 @@ class Rerun:
             losses = losses * self.weights[one_pass.first : one_pass.first + len(one_pass.index)].to(losses)
         losses.sum().backward()
 
-    def _trace(
-        self, trace: StepTrace, buffers: tuple[Mapping[str, Tensor], ...], clip_norm: float | None, factor: float
-    ) -> TracedStep:
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        inputs, gradients = {}, {}
-        for rule, optimizer in zip(self._rules, self.optimizers, strict=True):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        name = names[id(parameter)]
-                        inputs[name] = _inputs_of(rule, group, optimizer.state.get(parameter, {}), parameter)
-                        gradients[name] = parameter.grad.clone()
-        untrained = {
-            name: parameter.detach().clone() for name, parameter in self.model.named_parameters() if name not in inputs
-        }
-        return TracedStep(self.position + 1, trace, inputs, untrained, gradients, buffers, clip_norm, factor)
-
 
 def is_scaled(scale: float) -> bool:
     """Whether a factor is more than the rounding of a product."""
     return abs(scale - 1.0) >= 1e-5
-
-
-def _generator_of(one_pass: PassTrace) -> Tensor:
-    """The state of the generator with which a pass is about to run."""
-    return torch.get_rng_state() if one_pass.generator is None else one_pass.generator
-
-
-def _inputs_of(
-    rule: Rule, group: Mapping[str, Any], state: Mapping[str, Any], parameter: nn.Parameter
-) -> ParameterInputs:
-    """What a step is about to read of one parameter, copied."""
-    settings = rule.settings(group, state)
-    buffer = state.get(rule.buffer) if rule.buffer else None
-    shared = {name: state[name].detach().clone() for name in rule.shared if isinstance(state.get(name), Tensor)}
-    return ParameterInputs(
-        rule,
-        settings,
-        parameter.detach().clone(),
-        torch.zeros_like(parameter).detach() if buffer is None else buffer.detach().clone(),
-        shared,
-    )
 
 
 def group_settings(defaults: Mapping[str, Any], settings: Mapping[str, float]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.replay import (
     Data,
+    InfluenceKind,
     Losses,
     MakeOptimizer,
     Rerun,
@@ -221,11 +222,11 @@ class ReplayedRun:
 
     def influence(self, inputs: Any, *, target: Target = None) -> Influence:
         """The influence of every training example on a target of each input, through all of training."""
-        return self._influence(inputs, target, direct=False)
+        return self._influence(inputs, target, "through training")
 
     def direct(self, inputs: Any, *, target: Target = None) -> Influence:
         """The direct contribution of every training example over all parameters, in the same units."""
-        return self._influence(inputs, target, direct=True)
+        return self._influence(inputs, target, "direct")
 
     def compare(
         self,
@@ -250,7 +251,8 @@ class ReplayedRun:
         lines = self._lines(subsets, None, None) if word == "without" else self._lines(None, subsets, None)
         function, name = self._target(inputs, target)
         change = (torch.stack(lines) - 1.0).mT
-        changes = [(self._per_visit(function, direct).double() @ change).float().mT for direct in (True, False)]
+        per_visit = self._per_visit(function, ("direct", "through training"))
+        changes = [(values.double() @ change).float().mT for values in per_visit]
         with torch.no_grad():
             before = function(self._reference.exact.trained).cpu()
         results = self._trainer.each(
@@ -292,19 +294,20 @@ class ReplayedRun:
     def _example_of_visit(self) -> Tensor:
         return torch.from_numpy(np.searchsorted(self.examples, self.visits[self.index_column].to_numpy()))
 
-    def _influence(self, inputs: Any, target: Target, direct: bool) -> Influence:
+    def _influence(self, inputs: Any, target: Target, kind: InfluenceKind) -> Influence:
         function, name = self._target(inputs, target)
-        per_visit = self._per_visit(function, direct)
+        (per_visit,) = self._per_visit(function, (kind,))
         values = per_visit.new_zeros(len(per_visit), len(self.examples))
         values.index_add_(1, self._example_of_visit, per_visit)
-        kind = "direct" if direct else "through training"
         return Influence(kind, name, self.examples, values, self.visits, per_visit)
 
     def _per_visit(
-        self, function: Callable[[nn.Module], Float[Tensor, " queries"]], direct: bool
-    ) -> Float[Tensor, "queries visits"]:
+        self, function: Callable[[nn.Module], Float[Tensor, " queries"]], kinds: Sequence[InfluenceKind]
+    ) -> list[Float[Tensor, "queries visits"]]:
+        reference = self._reference
         with untouched_generator():
-            return influences(self._reference.rerun, function, self._reference.exact.states, direct=direct).values
+            found = influences(reference.rerun, function, reference.exact.states, kinds)
+        return [each.values for each in found]
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:
         """The target as a function of a model. The predicted class is that of the trained network, whoever is asked."""

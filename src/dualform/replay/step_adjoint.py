@@ -1,0 +1,219 @@
+r"""One step of an optimiser, differentiated: from what a target feels of the state after it to what it feels of before.
+
+A step is :math:`\theta_t, s_t = \mathrm{step}_t(\theta_{t-1}, s_{t-1}, c\,G_t)`, with a factor c of the gradients that
+may be that of clipping. :func:`through_the_step` gives :math:`(\partial\,\mathrm{step}_t/\partial(\theta, s))^\top
+\lambda` and :math:`(\partial\,\mathrm{step}_t / \partial G_t)^\top \lambda`. Where every entry takes a step of its own
+(all rules but Adafactor and Muon) the derivatives are the *slopes* of the entries: tensors of the shape of the
+parameter, or plain numbers, computed once for all queries.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualform.rules import Rule, Seen, Settings
+
+Adjoint = dict[str, dict[str, Tensor]]
+"""By parameter and tensor ("weight", "buffer", a name of the optimiser's state): (query, *shape)."""
+
+Slopes = Mapping[tuple[str, str], float | Tensor]
+"""The derivative of one tensor after the step in another one before it, for each entry; 0 where there is none."""
+
+GRADIENT = "gradient"
+"""What a step reads besides the weights and the state."""
+
+
+@dataclass(frozen=True)
+class ParameterStep:
+    """The step of one parameter: its rule, the numbers that it read, and the tensors."""
+
+    rule: Rule
+    settings: Settings
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """ "weight", "gradient" (as the optimiser saw it), "buffer" and the state V by name; empty for a scalar rule."""
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the step is a sum with plain numbers as coefficients."""
+        return self.rule.precondition is None
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether every entry takes a step of its own."""
+        return self.is_scalar or (self.rule.local and self.rule.acts == "entries")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """By what a step multiplies the gradients of backprop. With a ``clip_norm`` the factor follows from their norm."""
+
+    factor: float = 1.0
+    clip_norm: float | None = None
+    norm: float = 0.0
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether the norm is larger than it may be."""
+        return self.clip_norm is not None and self.norm + 1e-6 > self.clip_norm
+
+    @property
+    def value(self) -> float:
+        """The factor, as ``clip_grad_norm_`` computes it."""
+        return self.clip_norm / (self.norm + 1e-6) if self.clip_norm is not None and self.is_clipped else self.factor
+
+
+def through_the_step(
+    steps: Mapping[str, ParameterStep],
+    gradients: Mapping[str, Tensor],
+    scaling: Scaling,
+    adjoint: Adjoint,
+    slopes: Mapping[str, Slopes],
+    *,
+    held: bool,
+) -> tuple[Adjoint, dict[str, Tensor]]:
+    """The adjoint of what the step read, and that of the ``gradients`` as backprop gave them.
+
+    ``slopes`` may lack parameters: they are differentiated query by query. ``held``: what all examples share (P and the
+    factor of clipping) is a constant. The tensors of ``adjoint`` may become part of the result.
+    """
+    before: Adjoint = {}
+    pull: dict[str, Tensor] = {}
+    for name, step in steps.items():
+        after = adjoint[name]
+        tensors = _by_slopes(slopes[name], after) if name in slopes else _by_query(step, after, held)
+        if GRADIENT in tensors:
+            pull[name] = tensors.pop(GRADIENT)
+        before[name] = tensors
+    return before, _through_the_scaling(gradients, scaling, pull, held)
+
+
+def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Σ over the tensors after the step: their adjoint times their slope in each tensor before it."""
+    total: dict[str, Tensor] = {}
+    own: set[str] = set()  # what is new, and may be changed in place
+    for (late, early), slope in slopes.items():
+        if late not in after:
+            continue
+        if early not in total:
+            stays = isinstance(slope, float) and slope == 1.0 and late == early
+            total[early] = after[late] if stays else slope * after[late]
+            own |= set() if stays else {early}
+            continue
+        if early not in own:
+            total[early] = total[early].clone()
+            own.add(early)
+        if isinstance(slope, float):
+            total[early].add_(after[late], alpha=slope)
+        else:
+            total[early].addcmul_(slope, after[late])
+    return total
+
+
+def _by_query(step: ParameterStep, after: Mapping[str, Tensor], held: bool) -> dict[str, Tensor]:
+    """The same by autograd, for all queries side by side."""
+    leaves, late = _taken_again(step, held)
+    names = [name for name, tensor in late.items() if name in after and tensor.requires_grad]
+    pulled = pull_back([late[name] for name in names], list(leaves.values()), [after[name] for name in names])
+    found = {name: value for name, value in zip(leaves, pulled, strict=True) if value is not None}
+    _clear_roots_at_zero(step, found.values())
+    return found
+
+
+def pull_back(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], covectors: Sequence[Float[Tensor, "queries ..."]]
+) -> list[Float[Tensor, "queries ..."] | None]:
+    """The gradient of Σ ⟨covector, output⟩ for each query; None for inputs that no output depends on."""
+    gradient: Callable = partial(torch.autograd.grad, outputs, inputs, allow_unused=True, retain_graph=True)
+    if len(covectors[0]) == 1:  # without the cost of batching
+        return [None if value is None else value[None] for value in gradient([covector[0] for covector in covectors])]
+    return list(gradient(covectors, is_grads_batched=True))
+
+
+def _through_the_scaling(
+    gradients: Mapping[str, Tensor], scaling: Scaling, pull: dict[str, Tensor], held: bool
+) -> dict[str, Tensor]:
+    """From the adjoint of the scaled gradients to that of the gradients. Clipping makes each depend on all of them."""
+    value = scaling.value
+    if scaling.is_clipped and not held:
+        along = sum(torch.einsum("q...,...->q", pulled, gradients[name]) for name, pulled in pull.items())
+        assert isinstance(along, Tensor)
+        slope = -value / (scaling.norm + 1e-6) / scaling.norm
+        bent = {name: slope * along.reshape(-1, *[1] * tensor.ndim) * tensor for name, tensor in gradients.items()}
+        return {name: tensor.add_(pull[name], alpha=value) if name in pull else tensor for name, tensor in bent.items()}
+    return pull if value == 1.0 else {name: value * pulled for name, pulled in pull.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- slopes
+
+
+def slopes_of(steps: Mapping[str, ParameterStep], *, held: bool, queries: int) -> dict[str, Slopes]:
+    """The slopes of parameters whose entries take steps of their own, where they save work for so many queries."""
+    found = {name: _scalar_slopes(step) for name, step in steps.items() if step.is_scalar}
+    if queries == 1:
+        return found
+    others = {name: step for name, step in steps.items() if step.has_slopes and not step.is_scalar}
+    return found | _slopes_by_autograd(others, held)
+
+
+def _scalar_slopes(step: ParameterStep) -> Slopes:
+    t = step.rule.transition(step.settings)
+    slopes = {
+        ("weight", "weight"): t.ww, ("weight", "buffer"): t.wm, ("weight", GRADIENT): t.wg,
+        ("buffer", "weight"): t.mw, ("buffer", "buffer"): t.mm, ("buffer", GRADIENT): t.mg,
+    }  # fmt: skip
+    return {pair: slope for pair, slope in slopes.items() if slope}
+
+
+def _slopes_by_autograd(steps: Mapping[str, ParameterStep], held: bool) -> dict[str, Slopes]:
+    """One backward pass for each kind of tensor after the step, through all parameters together."""
+    again = {name: _taken_again(step, held) for name, step in steps.items()}
+    leaves = {(name, early): leaf for name, (early_leaves, _) in again.items() for early, leaf in early_leaves.items()}
+    slopes: dict[str, dict[tuple[str, str], float | Tensor]] = {name: {} for name in steps}
+    for late in dict.fromkeys(key for _, tensors in again.values() for key in tensors):
+        outputs = [tensors[late] for _, tensors in again.values() if late in tensors and tensors[late].requires_grad]
+        if not outputs:
+            continue
+        found = torch.autograd.grad(
+            outputs, list(leaves.values()), [torch.ones_like(output) for output in outputs],
+            retain_graph=True, allow_unused=True,
+        )  # fmt: skip
+        for (name, early), slope in zip(leaves, found, strict=True):
+            if slope is not None:
+                slopes[name][late, early] = slope
+    for name, step in steps.items():
+        _clear_roots_at_zero(step, (slope for slope in slopes[name].values() if isinstance(slope, Tensor)))
+    return dict(slopes)
+
+
+def _taken_again(step: ParameterStep, held: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the step reads, as leaves, and the tensors after it as functions of them."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in step.tensors.items()}
+    rule, weight, gradient = step.rule, leaves["weight"], leaves[GRADIENT]
+    buffer = leaves["buffer"] if "buffer" in leaves else torch.zeros_like(weight)
+    shared = {name: leaf for name, leaf in leaves.items() if name not in ("weight", "buffer", GRADIENT)}
+    t = rule.transition(step.settings)
+    assert rule.precondition is not None
+    with torch.enable_grad():
+        p = rule.precondition(step.settings, shared, Seen(gradient, weight, buffer, torch.finfo(weight.dtype).eps))
+        p = p.detach() if held else p
+        inside = t.pg * gradient + t.pm * buffer + t.pw * weight
+        push = p * inside if rule.acts == "entries" else p @ inside
+        after = {"weight": t.ww * weight + t.wm * buffer + t.wg * gradient + t.wp * push, **shared}
+        if "buffer" in leaves:
+            after["buffer"] = t.mm * buffer + t.mw * weight + t.mg * gradient + t.mp * push
+    return leaves, after
+
+
+def _clear_roots_at_zero(step: ParameterStep, found: Iterable[Tensor]) -> None:
+    """Entries that never had a gradient give 0 · ∞: a root has no slope at 0, and there the derivative is 0."""
+    state = [tensor == 0 for name, tensor in step.tensors.items() if name != "weight"]
+    if not state:
+        return
+    never = torch.stack(state).all(0)
+    if bool(never.any()):
+        for value in found:
+            value.masked_fill_(never & value.isnan(), 0.0)
