@@ -95,7 +95,21 @@ class CalledTwice(nn.Module):
         return self.out(self.norm(self.first(self.norm(x).tanh())).tanh())
 
 
+class UsedAtTimes(nn.Module):
+    """A layer that some batches pass by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        return self.out(x + self.second(x).tanh() if x[:, 0].detach().sum() > 0 else x)
+
+
 NETWORKS = {
+    "layers used at times, Adam": Setting(of(optim.Adam, lr=0.05), UsedAtTimes, steps=12),
+    "layers used at times, momentum, clipped": Setting(of(optim.SGD, lr=0.1, momentum=0.9), UsedAtTimes, 0.1, steps=12),
     "batch norm called twice": Setting(of(optim.SGD, lr=0.1), CalledTwice),
     "LSTM": Setting(of(optim.AdamW, lr=0.02), lambda: Recurrent(nn.LSTM)),
     "GRU": Setting(of(optim.AdamW, lr=0.02), lambda: Recurrent(nn.GRU)),

@@ -25,10 +25,11 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 from dualform.progress import OnProgress
 
-from .pass_graph import normalised_by, ready_for_curvature, statistics_of
+from .pass_graph import DIFFERENTIABLE, normalised_by, statistics_of
 from .rerun import Rerun
 from .step_adjoint import Adjoint, Slopes, slopes_of, through_the_step
 from .traced_run import TracedStep, bytes_of_a_step, traced
@@ -183,7 +184,7 @@ def _adjoint_of_targets(model: nn.Module, targets: Targets, rows: slice, direct:
     buffers = {} if direct else {name: buffer.clone().requires_grad_() for name, buffer in statistics_of(model).items()}
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     leaves = [*parameters.values(), *buffers.values()]
-    with _evaluating(model), torch.enable_grad(), ready_for_curvature(), normalised_by(model, buffers):
+    with _evaluating(model), torch.enable_grad(), sdpa_kernel(DIFFERENTIABLE), normalised_by(model, buffers):
         values = targets(model)[rows]
     found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]
     stacked = [torch.stack(column) for column in zip(*found, strict=True)]

@@ -22,6 +22,9 @@ from torch.utils.hooks import RemovableHandle
 from .rerun import PassTrace, Rerun
 from .step_adjoint import pull_back
 
+DIFFERENTIABLE = SDPBackend.MATH
+"""Attention that can be differentiated twice: the fused kernels cannot."""
+
 
 class Statistic(NamedTuple):
     """What a batch puts into a running statistic of batch normalisation, as a function of the weights."""
@@ -51,8 +54,6 @@ class PassGraph:
     statistics: list[Statistic]
     buffers: Mapping[str, Tensor]
     """The model's buffers after the pass."""
-    generator: Tensor
-    """The state of torch's generator after the pass."""
 
     def pull(self, covectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *, curved: bool) -> Pulled:
         """Carry the adjoint of the gradient (and of the buffers after the pass) back to before the pass."""
@@ -80,34 +81,26 @@ def build_graph(
     fixed: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
 ) -> PassGraph:
-    """Run one pass at the ``weights`` (leaves), which take the place of the model's own tensors meanwhile."""
+    """Run one pass at the ``weights`` (leaves), which take the place of the model's own tensors meanwhile.
+
+    The generator is left as it is after the forward pass.
+    """
     statistics: list[Statistic] = []
     own = {name: buffer.clone() for name, buffer in buffers.items()}  # a forward pass changes them in place
     tensors = rerun.with_aliases({**weights, **fixed, **own})
-    with torch.enable_grad(), ready_for_curvature(one_pass), _batch_statistics(rerun.model, statistics):
+    if one_pass.generator is not None:
+        torch.set_rng_state(one_pass.generator)
+    with torch.enable_grad(), sdpa_kernel(DIFFERENTIABLE), _batch_statistics(rerun.model, statistics):
         # what torch.func.functional_call does around a forward pass, here around whatever the losses do with the model
         with _reparametrize_module(rerun.model, tensors):
             losses = rerun.losses(rerun.model, rerun.batch(one_pass))
-        generator = torch.get_rng_state()
         share = torch.ones_like(losses, requires_grad=True)
         gradient = torch.autograd.grad(
             (share * losses).sum(), list(weights.values()), create_graph=True, allow_unused=True
         )
     found = {name: value for name, value in zip(weights, gradient, strict=True) if value is not None}
     after = {name: tensors[name] for name in buffers}
-    return PassGraph({name: weights[name] for name in found}, share, found, statistics, after, generator)
-
-
-@contextmanager
-def ready_for_curvature(one_pass: PassTrace | None = None) -> Iterator[None]:
-    """Kernels that can be differentiated twice; the generator as it stood before a pass."""
-    with sdpa_kernel(SDPBackend.MATH):
-        if one_pass is None or one_pass.generator is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(one_pass.generator)
-            yield
+    return PassGraph({name: weights[name] for name in found}, share, found, statistics, after)
 
 
 class SavedBytes(saved_tensors_hooks):

@@ -96,12 +96,13 @@ class Rerun:
 
     def __post_init__(self) -> None:
         self.rules: list[Rule] = [rule_for(optimizer) for optimizer in self.optimizers]
+        self.parameters = dict(self.model.named_parameters())
+        self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._takes_passes_of_step = isinstance(self.data, DataOfStep)
-        names: dict[int, str] = {}
         self._aliases = {
-            alias: names[id(parameter)]
+            alias: self.names[id(parameter)]
             for alias, parameter in self.model.named_parameters(remove_duplicate=False)
-            if names.setdefault(id(parameter), alias) != alias
+            if alias not in self.parameters
         }
         self._has_scales = any(step.gradient_norm is not None or is_scaled(step.scale) for step in self.steps)
 
@@ -126,7 +127,6 @@ class Rerun:
 
     def kept_state(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """A state that a memory kept, in the form of :meth:`state`."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         states: dict[str, dict[str, Any]] = {}
         model = self.model.state_dict()
         for key, tensor in tensors.items():
@@ -140,7 +140,7 @@ class Rerun:
         optimizers = []
         for optimizer in self.optimizers:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            own_states = {i: states[names[id(p)]] for i, p in enumerate(parameters) if names[id(p)] in states}
+            own_states = {i: states[self.names[id(p)]] for i, p in enumerate(parameters) if self.names[id(p)] in states}
             optimizers.append({**optimizer.state_dict(), "state": own_states})
         return {"position": step, "generator": tensors[GENERATOR].clone(), "model": model, "optimizers": optimizers}
 
@@ -159,15 +159,16 @@ class Rerun:
         for (group, defaults), settings in zip(groups, trace.groups, strict=True):
             group |= group_settings(defaults, settings)
         self.set_modes(trace.modes)
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
         return trace
 
     def end_step(self, trace: StepTrace, clip_norm: float | None, factor: float) -> None:
         """Scale the gradients, and take the step."""
         if clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+            nn.utils.clip_grad_norm_(self.parameters.values(), clip_norm)
         elif factor != 1.0:
-            for parameter in self.model.parameters():
+            for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         for optimizer, _ in self.stepping(trace):
@@ -191,7 +192,9 @@ class Rerun:
         if self.position not in self._norms:
             self._scales[self.position] = self._recorded_scale(trace)
             assert self.weights is None, "the run without weights comes first"
-            gradients = [parameter.grad.double() for parameter in self.model.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad.double() for parameter in self.parameters.values() if parameter.grad is not None
+            ]
             self._norms[self.position] = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
         norm, scale = self._norms[self.position] + 1e-6, self._scales[self.position]
         if self.clip_norm is None and is_scaled(scale):

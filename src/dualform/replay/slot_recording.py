@@ -2,8 +2,8 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,8 @@ class SlotRecording:
 
     def __init__(self, store: Store, rerun: Rerun, options: SlotOptions) -> None:
         self.options = options
-        self.rerun = copy(rerun)
-        self.rerun.model, self.rerun.optimizers = deepcopy((rerun.model, rerun.optimizers))
-        self.rerun.weights = None
-        self.rerun.before_pass = self._note
+        model, optimizers = deepcopy((rerun.model, rerun.optimizers))
+        self.rerun = replace(rerun, model=model, optimizers=optimizers, weights=None, before_pass=self._note)
         self._columns = {name: _values(store.visits[name]) for name in _noted(store.visits.column_names)}
         self._tape: Tape | None = None
         self._is_whole = False

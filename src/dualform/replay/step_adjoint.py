@@ -7,9 +7,11 @@ may be that of clipping. :func:`through_the_step` gives :math:`(\partial\,\mathr
 parameter, or plain numbers, computed once for all queries.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,6 +24,9 @@ Adjoint = dict[str, dict[str, Tensor]]
 
 Slopes = Mapping[tuple[str, str], float | Tensor]
 """The derivative of one tensor after the step in another one before it, for each entry; 0 where there is none."""
+
+SMALL = 1 << 16
+"""Entries of a parameter for which the cost of an operation is not that of reading them."""
 
 GRADIENT = "gradient"
 """What a step reads besides the weights and the state."""
@@ -82,12 +87,13 @@ def through_the_step(
     """
     before: Adjoint = {}
     pull: dict[str, Tensor] = {}
-    for name, step in steps.items():
-        after = adjoint[name]
-        tensors = _by_slopes(slopes[name], after) if name in slopes else _by_query(step, after, held)
-        if GRADIENT in tensors:
-            pull[name] = tensors.pop(GRADIENT)
-        before[name] = tensors
+    for name in steps.keys() & slopes.keys():
+        before[name] = _by_slopes(slopes[name], adjoint[name])
+    for names in _alike({name: step for name, step in steps.items() if name not in slopes}):
+        before |= _by_query(names, [steps[name] for name in names], [adjoint[name] for name in names], held)
+    for name in steps:
+        if GRADIENT in before[name]:
+            pull[name] = before[name].pop(GRADIENT)
     return before, _through_the_scaling(gradients, scaling, pull, held)
 
 
@@ -113,14 +119,33 @@ def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]
     return total
 
 
-def _by_query(step: ParameterStep, after: Mapping[str, Tensor], held: bool) -> dict[str, Tensor]:
-    """The same by autograd, for all queries side by side."""
+def _by_query(
+    names: Sequence[str], steps: Sequence[ParameterStep], adjoints: Sequence[Mapping[str, Tensor]], held: bool
+) -> Adjoint:
+    """The same by autograd, for all queries side by side. Several parameters are taken as one."""
+    if len(names) == 1:
+        return {names[0]: _pulled(steps[0], adjoints[0], held)}
+    row = {
+        key: torch.cat(
+            [adjoint.get(key, torch.zeros_like(adjoint["weight"])).flatten(1) for adjoint in adjoints], dim=1
+        )
+        for key in dict.fromkeys(key for adjoint in adjoints for key in adjoint)
+    }
+    sizes = [step.tensors["weight"].numel() for step in steps]
+    parts = {key: tensor.split(sizes, dim=1) for key, tensor in _pulled(_in_one_row(steps), row, held).items()}
+    return {
+        name: {key: part[place].reshape(-1, *step.tensors["weight"].shape) for key, part in parts.items()}
+        for place, (name, step) in enumerate(zip(names, steps, strict=True))
+    }
+
+
+def _pulled(step: ParameterStep, after: Mapping[str, Tensor], held: bool) -> dict[str, Tensor]:
     leaves, late = _taken_again(step, held)
     names = [name for name, tensor in late.items() if name in after and tensor.requires_grad]
-    pulled = pull_back([late[name] for name in names], list(leaves.values()), [after[name] for name in names])
-    found = {name: value for name, value in zip(leaves, pulled, strict=True) if value is not None}
-    _clear_roots_at_zero(step, found.values())
-    return found
+    found = pull_back([late[name] for name in names], list(leaves.values()), [after[name] for name in names])
+    pulled = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
+    _clear_roots_at_zero(step, pulled.values())
+    return pulled
 
 
 def pull_back(
@@ -155,8 +180,33 @@ def slopes_of(steps: Mapping[str, ParameterStep], *, held: bool, queries: int) -
     found = {name: _scalar_slopes(step) for name, step in steps.items() if step.is_scalar}
     if queries == 1:
         return found
-    others = {name: step for name, step in steps.items() if step.has_slopes and not step.is_scalar}
-    return found | _slopes_by_autograd(others, held)
+    for names in _alike({name: step for name, step in steps.items() if step.has_slopes and not step.is_scalar}):
+        step = _in_one_row([steps[name] for name in names])
+        sizes = [steps[name].tensors["weight"].numel() for name in names]
+        slopes = _slopes_by_autograd(step, held)
+        parts = {pair: slope.split(sizes) for pair, slope in slopes.items()}
+        for place, name in enumerate(names):
+            shape = steps[name].tensors["weight"].shape
+            found[name] = {pair: part[place].reshape(shape) for pair, part in parts.items()}
+    return found
+
+
+def _alike(steps: Mapping[str, ParameterStep]) -> Iterator[list[str]]:
+    """Parameters that take the same step: small ones together, as every operation has a cost of its own."""
+    together: dict[Any, list[str]] = {}
+    for name, step in steps.items():
+        if not step.has_slopes or step.tensors["weight"].numel() > SMALL:
+            yield [name]
+            continue
+        key = (id(step.rule), tuple(step.settings.items()), tuple(step.tensors), step.tensors["weight"].dtype)
+        together.setdefault(key, []).append(name)
+    yield from together.values()
+
+
+def _in_one_row(steps: Sequence[ParameterStep]) -> ParameterStep:
+    first = steps[0]
+    rows = {name: torch.cat([step.tensors[name].flatten() for step in steps]) for name in first.tensors}
+    return ParameterStep(first.rule, first.settings, rows)
 
 
 def _scalar_slopes(step: ParameterStep) -> Slopes:
@@ -168,25 +218,20 @@ def _scalar_slopes(step: ParameterStep) -> Slopes:
     return {pair: slope for pair, slope in slopes.items() if slope}
 
 
-def _slopes_by_autograd(steps: Mapping[str, ParameterStep], held: bool) -> dict[str, Slopes]:
-    """One backward pass for each kind of tensor after the step, through all parameters together."""
-    again = {name: _taken_again(step, held) for name, step in steps.items()}
-    leaves = {(name, early): leaf for name, (early_leaves, _) in again.items() for early, leaf in early_leaves.items()}
-    slopes: dict[str, dict[tuple[str, str], float | Tensor]] = {name: {} for name in steps}
-    for late in dict.fromkeys(key for _, tensors in again.values() for key in tensors):
-        outputs = [tensors[late] for _, tensors in again.values() if late in tensors and tensors[late].requires_grad]
-        if not outputs:
-            continue
-        found = torch.autograd.grad(
-            outputs, list(leaves.values()), [torch.ones_like(output) for output in outputs],
-            retain_graph=True, allow_unused=True,
-        )  # fmt: skip
-        for (name, early), slope in zip(leaves, found, strict=True):
-            if slope is not None:
-                slopes[name][late, early] = slope
-    for name, step in steps.items():
-        _clear_roots_at_zero(step, (slope for slope in slopes[name].values() if isinstance(slope, Tensor)))
-    return dict(slopes)
+def _slopes_by_autograd(step: ParameterStep, held: bool) -> dict[tuple[str, str], Tensor]:
+    """One backward pass for each tensor after the step."""
+    leaves, after = _taken_again(step, held)
+    slopes = {}
+    for late, tensor in after.items():
+        if tensor.requires_grad:
+            found = torch.autograd.grad(
+                tensor, list(leaves.values()), torch.ones_like(tensor), retain_graph=True, allow_unused=True
+            )
+            for early, slope in zip(leaves, found, strict=True):
+                if slope is not None:
+                    slopes[late, early] = slope
+    _clear_roots_at_zero(step, slopes.values())
+    return slopes
 
 
 def _taken_again(step: ParameterStep, held: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -200,12 +245,18 @@ def _taken_again(step: ParameterStep, held: bool) -> tuple[dict[str, Tensor], di
     with torch.enable_grad():
         p = rule.precondition(step.settings, shared, Seen(gradient, weight, buffer, torch.finfo(weight.dtype).eps))
         p = p.detach() if held else p
-        inside = t.pg * gradient + t.pm * buffer + t.pw * weight
+        inside = _sum((t.pg, gradient), (t.pm, buffer), (t.pw, weight))
         push = p * inside if rule.acts == "entries" else p @ inside
-        after = {"weight": t.ww * weight + t.wm * buffer + t.wg * gradient + t.wp * push, **shared}
+        after = {"weight": _sum((t.ww, weight), (t.wm, buffer), (t.wg, gradient), (t.wp, push)), **shared}
         if "buffer" in leaves:
-            after["buffer"] = t.mm * buffer + t.mw * weight + t.mg * gradient + t.mp * push
+            after["buffer"] = _sum((t.mm, buffer), (t.mw, weight), (t.mg, gradient), (t.mp, push))
     return leaves, after
+
+
+def _sum(*terms: tuple[float, Tensor]) -> Tensor:
+    """The sum of multiples, without those that are 0."""
+    summed = [tensor if factor == 1.0 else factor * tensor for factor, tensor in terms if factor]
+    return functools.reduce(torch.add, summed) if summed else torch.zeros_like(terms[0][1])
 
 
 def _clear_roots_at_zero(step: ParameterStep, found: Iterable[Tensor]) -> None:

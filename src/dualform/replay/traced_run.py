@@ -67,7 +67,7 @@ def bytes_of_a_step(rerun: Rerun) -> tuple[int, int]:
 def _traced_step(rerun: Rerun, with_graphs: bool) -> TracedStep:
     trace = rerun.begin_step()
     model = rerun.model
-    parameters = dict(model.named_parameters())
+    parameters = rerun.parameters
     weights = {name: p.detach().clone().requires_grad_() for name, p in parameters.items() if p.requires_grad}
     fixed = {name: p.detach().clone() for name, p in parameters.items() if not p.requires_grad}
     buffers, passes, graphs = [], [], []
@@ -94,13 +94,13 @@ def _traced_step(rerun: Rerun, with_graphs: bool) -> TracedStep:
 
 
 def _leave_model_as_after(rerun: Rerun, graph: PassGraph, parameters: Mapping[str, Tensor]) -> None:
-    """What a backward pass leaves behind: gradients that add up, buffers, and the generator."""
+    """What a backward pass leaves behind: gradients that add up, and buffers."""
     for name, value in graph.gradient.items():
         parameter, gradient = parameters[name], value.detach()
         parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
-    for name, buffer in rerun.model.named_buffers():
-        buffer.copy_(graph.buffers[name])
-    torch.set_rng_state(graph.generator)
+    if graph.buffers:
+        for name, buffer in rerun.model.named_buffers():
+            buffer.copy_(graph.buffers[name])
 
 
 def _with_generator(one_pass: PassTrace) -> PassTrace:
@@ -110,7 +110,6 @@ def _with_generator(one_pass: PassTrace) -> PassTrace:
 
 def _steps_of(rerun: Rerun, trace: StepTrace, factor: float) -> dict[str, ParameterStep]:
     """What the step is about to read of each parameter, copied."""
-    names = {id(parameter): name for name, parameter in rerun.model.named_parameters()}
     steps = {}
     for optimizer, rule in rerun.stepping(trace):
         for group in optimizer.param_groups:
@@ -121,7 +120,7 @@ def _steps_of(rerun: Rerun, trace: StepTrace, factor: float) -> dict[str, Parame
                 step = ParameterStep(rule, rule.settings(group, state))
                 if not step.is_scalar:
                     step = replace(step, tensors=_tensors_read(step, state, parameter, factor))
-                steps[names[id(parameter)]] = step
+                steps[rerun.names[id(parameter)]] = step
     return steps
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dualform.arguments import one_of
 from dualform.errors import QueryError
@@ -32,6 +33,9 @@ class Criterion:
 
     def __call__(self, outputs: Any, labels: Tensor, total: Tensor | None = None) -> Float[Tensor, " b"]:
         """The shares of the examples; ``total`` is the loss where the loop's own code has computed it already."""
+        if self._is_plain_cross_entropy(outputs, labels, total):
+            shares = F.cross_entropy(outputs, labels, reduction="none")
+            return shares / len(labels) if self.reduction == "mean" else shares
         if self.as_output:
             labels = labels_like(outputs, labels)
         entries = self._entries(outputs, labels)
@@ -42,6 +46,21 @@ class Criterion:
             shares / (self._divisor(labels, entries) * self.accumulate),
             "The loop must backpropagate loss= and nothing else, and it must add up over examples; otherwise write "
             "losses(model, batch) yourself.",
+        )
+
+    def _is_plain_cross_entropy(self, outputs: Any, labels: Tensor, total: Tensor | None) -> bool:
+        """Whether the gradient of the shares is that of the loop's loss bit for bit, without more ado."""
+        function = self.function
+        return (
+            type(function) is nn.CrossEntropyLoss
+            and function.weight is None
+            and function.label_smoothing == 0.0
+            and (total, self.accumulate) == (None, 1)
+            and isinstance(outputs, Tensor)
+            and (outputs.ndim, labels.ndim) == (2, 1)
+            and len(outputs) == len(labels) > 0
+            and not labels.is_floating_point()
+            and not bool((labels == function.ignore_index).any())
         )
 
     def _entries(self, outputs: Any, labels: Tensor) -> Tensor:

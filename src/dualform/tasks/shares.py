@@ -47,13 +47,10 @@ class _SharesOfLoss(torch.autograd.Function):
     """Gives the shares. Where all have weight 1, and nobody differentiates twice, the gradient goes to the total."""
 
     @staticmethod
-    def forward(shares: Tensor, total: Tensor) -> Tensor:
-        return shares.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.dtype = inputs[1].dtype
+    def forward(ctx: Any, shares: Tensor, total: Tensor) -> Tensor:
+        ctx.dtype = total.dtype
         ctx.set_materialize_grads(False)
+        return shares.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
