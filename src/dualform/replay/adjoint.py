@@ -17,7 +17,7 @@ The *direct* kind leaves out H and holds what all examples share (the preconditi
 its recorded value. That is the direct contribution of an example, summed over all parameters.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -111,8 +111,7 @@ def _influences_of_chunk(
     rerun.load(states[-1])
     rerun.run(len(rerun.steps))
     carried = [
-        CarriedBack(kind == "direct", _adjoint_of_targets(rerun.model, targets, rows, kind == "direct"))
-        for kind in kinds
+        CarriedBack(kind == "direct", _adjoint_of_targets(rerun, targets, rows, kind == "direct")) for kind in kinds
     ]
     passes: list[tuple[int, Tensor]] = []
     for step in _steps_back(rerun, states, budget):
@@ -155,8 +154,7 @@ class CarriedBack:
     def _group_through(
         self, rerun: Rerun, step: TracedStep, adjoint: Adjoint, slopes: Mapping[str, Slopes], lines: list[Tensor]
     ) -> Adjoint:
-        stepping = {name: taken for name, taken in step.steps.items() if name in adjoint}
-        before, pull = through_the_step(stepping, step.gradients, step.scaling, adjoint, slopes, held=self.direct)
+        before, pull = through_the_step(step.steps, step.gradients, step.scaling, adjoint, slopes, held=self.direct)
         for name, tensors in adjoint.items():
             before.setdefault(name, tensors)
         buffers = dict(adjoint[BUFFERS])
@@ -179,18 +177,33 @@ def _values_of(targets: Targets, model: nn.Module) -> Float[Tensor, " queries"]:
         return targets(model)
 
 
-def _adjoint_of_targets(model: nn.Module, targets: Targets, rows: slice, direct: bool) -> Adjoint:
+def _adjoint_of_targets(rerun: Rerun, targets: Targets, rows: slice, direct: bool) -> Adjoint:
     """∂φ/∂θ and ∂φ/∂(buffers) at the end of training, in evaluation mode, of some of the targets."""
+    model = rerun.model
     buffers = {} if direct else {name: buffer.clone().requires_grad_() for name, buffer in statistics_of(model).items()}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = rerun.trained_parameters()
     leaves = [*parameters.values(), *buffers.values()]
-    with _evaluating(model), torch.enable_grad(), sdpa_kernel(DIFFERENTIABLE), normalised_by(model, buffers):
-        values = targets(model)[rows]
-    found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]
+    with _evaluating(model), _with_gradients(parameters.values()), sdpa_kernel(DIFFERENTIABLE):
+        with torch.enable_grad(), normalised_by(model, buffers):
+            values = targets(model)[rows]
+        found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]
     stacked = [torch.stack(column) for column in zip(*found, strict=True)]
     adjoint: Adjoint = {name: {"weight": value} for name, value in zip(parameters, stacked, strict=False)}
     adjoint[BUFFERS] = dict(zip(buffers, stacked[len(parameters) :], strict=True))
     return adjoint
+
+
+@contextmanager
+def _with_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Parameters that were trained take gradients, also those that are frozen at the end."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_()
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 @contextmanager
@@ -237,11 +250,10 @@ def _stretch_back(rerun: Rerun, state: Mapping[str, Any], end: int, length: int,
 
 def _bytes_of_adjoint(rerun: Rerun) -> int:
     """The bytes of one query: its adjoint of weights and of the optimiser's state, and as much again while at work."""
-    sizes = {id(parameter): parameter.nbytes for parameter in rerun.model.parameters() if parameter.requires_grad}
     total = 0
     for optimizer, rule in zip(rerun.optimizers, rerun.rules, strict=True):
         for group in optimizer.param_groups:
-            total += sum(sizes.get(id(parameter), 0) * (1 + len(rule.state)) for parameter in group["params"])
+            total += sum(parameter.nbytes * (1 + len(rule.state)) for parameter in group["params"])
     return 2 * max(total, 1)
 
 

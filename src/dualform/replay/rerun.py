@@ -144,6 +144,11 @@ class Rerun:
             optimizers.append({**optimizer.state_dict(), "state": own_states})
         return {"position": step, "generator": tensors[GENERATOR].clone(), "model": model, "optimizers": optimizers}
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that an optimiser holds, or that take gradients."""
+        held = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+        return {name: p for name, p in self.parameters.items() if id(p) in held or p.requires_grad}
+
     def run(self, end: int) -> None:
         """Run up to a step."""
         while self.position < end:

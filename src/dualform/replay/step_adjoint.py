@@ -8,10 +8,9 @@ parameter, or plain numbers, computed once for all queries.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,21 +24,21 @@ Adjoint = dict[str, dict[str, Tensor]]
 Slopes = Mapping[tuple[str, str], float | Tensor]
 """The derivative of one tensor after the step in another one before it, for each entry; 0 where there is none."""
 
-SMALL = 1 << 16
-"""Entries of a parameter for which the cost of an operation is not that of reading them."""
-
 GRADIENT = "gradient"
 """What a step reads besides the weights and the state."""
 
 
 @dataclass(frozen=True)
-class ParameterStep:
-    """The step of one parameter: its rule, the numbers that it read, and the tensors."""
+class JointStep:
+    """The step of one parameter, or of several that take the same one: the rule, the numbers and the tensors read."""
 
+    names: Sequence[str]
+    shapes: Sequence[torch.Size]
     rule: Rule
     settings: Settings
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """ "weight", "gradient" (as the optimiser saw it), "buffer" and the state V by name; empty for a scalar rule."""
+    """"weight", "gradient" (as the optimiser saw it), "buffer" and the state V by name; empty for a scalar rule. Those
+    of several parameters are in one row."""
 
     @property
     def is_scalar(self) -> bool:
@@ -49,7 +48,26 @@ class ParameterStep:
     @property
     def has_slopes(self) -> bool:
         """Whether every entry takes a step of its own."""
-        return self.is_scalar or (self.rule.local and self.rule.acts == "entries")
+        return has_slopes(self.rule)
+
+    def joined(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Tensors of the parameters as those of the step; they may have an ``axis`` of queries before their own."""
+        if len(self.names) == 1:
+            return tensors[0]
+        return torch.cat([tensor.flatten(axis) for tensor in tensors], dim=axis)
+
+    def parted(self, tensor: Tensor, axis: int = 0) -> Sequence[Tensor]:
+        """The opposite of :meth:`joined`."""
+        if len(self.names) == 1:
+            return [tensor]
+        parts = tensor.split([shape.numel() for shape in self.shapes], dim=axis)
+        return [part.unflatten(axis, shape) if shape else part.squeeze(axis)
+                for part, shape in zip(parts, self.shapes, strict=True)]  # fmt: skip
+
+
+def has_slopes(rule: Rule) -> bool:
+    """Whether every entry of a parameter takes a step of its own."""
+    return rule.precondition is None or (rule.local and rule.acts == "entries")
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,7 @@ class Scaling:
 
 
 def through_the_step(
-    steps: Mapping[str, ParameterStep],
+    steps: Sequence[JointStep],
     gradients: Mapping[str, Tensor],
     scaling: Scaling,
     adjoint: Adjoint,
@@ -86,14 +104,12 @@ def through_the_step(
     factor of clipping) is a constant. The tensors of ``adjoint`` may become part of the result.
     """
     before: Adjoint = {}
-    pull: dict[str, Tensor] = {}
-    for name in steps.keys() & slopes.keys():
-        before[name] = _by_slopes(slopes[name], adjoint[name])
-    for names in _alike({name: step for name, step in steps.items() if name not in slopes}):
-        before |= _by_query(names, [steps[name] for name in names], [adjoint[name] for name in names], held)
-    for name in steps:
-        if GRADIENT in before[name]:
-            pull[name] = before[name].pop(GRADIENT)
+    for step in steps:
+        if step.names[0] in slopes:
+            before |= {name: _by_slopes(slopes[name], adjoint[name]) for name in step.names}
+        else:
+            before |= _by_query(step, [adjoint[name] for name in step.names], held)
+    pull = {name: tensors.pop(GRADIENT) for name, tensors in before.items() if GRADIENT in tensors}
     return before, _through_the_scaling(gradients, scaling, pull, held)
 
 
@@ -119,33 +135,19 @@ def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]
     return total
 
 
-def _by_query(
-    names: Sequence[str], steps: Sequence[ParameterStep], adjoints: Sequence[Mapping[str, Tensor]], held: bool
-) -> Adjoint:
-    """The same by autograd, for all queries side by side. Several parameters are taken as one."""
-    if len(names) == 1:
-        return {names[0]: _pulled(steps[0], adjoints[0], held)}
-    row = {
-        key: torch.cat(
-            [adjoint.get(key, torch.zeros_like(adjoint["weight"])).flatten(1) for adjoint in adjoints], dim=1
-        )
+def _by_query(step: JointStep, adjoints: Sequence[Mapping[str, Tensor]], held: bool) -> Adjoint:
+    """The same by autograd, for all queries side by side."""
+    joined = {
+        key: step.joined([adjoint.get(key, torch.zeros_like(adjoint["weight"])) for adjoint in adjoints], axis=1)
         for key in dict.fromkeys(key for adjoint in adjoints for key in adjoint)
     }
-    sizes = [step.tensors["weight"].numel() for step in steps]
-    parts = {key: tensor.split(sizes, dim=1) for key, tensor in _pulled(_in_one_row(steps), row, held).items()}
-    return {
-        name: {key: part[place].reshape(-1, *step.tensors["weight"].shape) for key, part in parts.items()}
-        for place, (name, step) in enumerate(zip(names, steps, strict=True))
-    }
-
-
-def _pulled(step: ParameterStep, after: Mapping[str, Tensor], held: bool) -> dict[str, Tensor]:
-    leaves, late = _taken_again(step, held)
-    names = [name for name, tensor in late.items() if name in after and tensor.requires_grad]
-    found = pull_back([late[name] for name in names], list(leaves.values()), [after[name] for name in names])
+    leaves, after = _taken_again(step, held)
+    names = [name for name, tensor in after.items() if name in joined and tensor.requires_grad]
+    found = pull_back([after[name] for name in names], list(leaves.values()), [joined[name] for name in names])
     pulled = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
     _clear_roots_at_zero(step, pulled.values())
-    return pulled
+    parts = {key: step.parted(tensor, axis=1) for key, tensor in pulled.items()}
+    return {name: {key: part[place] for key, part in parts.items()} for place, name in enumerate(step.names)}
 
 
 def pull_back(
@@ -175,41 +177,20 @@ def _through_the_scaling(
 # ---------------------------------------------------------------------------------------------------- slopes
 
 
-def slopes_of(steps: Mapping[str, ParameterStep], *, held: bool, queries: int) -> dict[str, Slopes]:
+def slopes_of(steps: Sequence[JointStep], *, held: bool, queries: int) -> dict[str, Slopes]:
     """The slopes of parameters whose entries take steps of their own, where they save work for so many queries."""
-    found = {name: _scalar_slopes(step) for name, step in steps.items() if step.is_scalar}
-    if queries == 1:
-        return found
-    for names in _alike({name: step for name, step in steps.items() if step.has_slopes and not step.is_scalar}):
-        step = _in_one_row([steps[name] for name in names])
-        sizes = [steps[name].tensors["weight"].numel() for name in names]
-        slopes = _slopes_by_autograd(step, held)
-        parts = {pair: slope.split(sizes) for pair, slope in slopes.items()}
-        for place, name in enumerate(names):
-            shape = steps[name].tensors["weight"].shape
-            found[name] = {pair: part[place].reshape(shape) for pair, part in parts.items()}
+    found: dict[str, Slopes] = {}
+    for step in steps:
+        if step.is_scalar:
+            found |= dict.fromkeys(step.names, _scalar_slopes(step))
+        elif step.has_slopes and queries > 1:
+            parts = {pair: step.parted(slope) for pair, slope in _slopes_by_autograd(step, held).items()}
+            for place, name in enumerate(step.names):
+                found[name] = {pair: part[place] for pair, part in parts.items()}
     return found
 
 
-def _alike(steps: Mapping[str, ParameterStep]) -> Iterator[list[str]]:
-    """Parameters that take the same step: small ones together, as every operation has a cost of its own."""
-    together: dict[Any, list[str]] = {}
-    for name, step in steps.items():
-        if not step.has_slopes or step.tensors["weight"].numel() > SMALL:
-            yield [name]
-            continue
-        key = (id(step.rule), tuple(step.settings.items()), tuple(step.tensors), step.tensors["weight"].dtype)
-        together.setdefault(key, []).append(name)
-    yield from together.values()
-
-
-def _in_one_row(steps: Sequence[ParameterStep]) -> ParameterStep:
-    first = steps[0]
-    rows = {name: torch.cat([step.tensors[name].flatten() for step in steps]) for name in first.tensors}
-    return ParameterStep(first.rule, first.settings, rows)
-
-
-def _scalar_slopes(step: ParameterStep) -> Slopes:
+def _scalar_slopes(step: JointStep) -> Slopes:
     t = step.rule.transition(step.settings)
     slopes = {
         ("weight", "weight"): t.ww, ("weight", "buffer"): t.wm, ("weight", GRADIENT): t.wg,
@@ -218,7 +199,7 @@ def _scalar_slopes(step: ParameterStep) -> Slopes:
     return {pair: slope for pair, slope in slopes.items() if slope}
 
 
-def _slopes_by_autograd(step: ParameterStep, held: bool) -> dict[tuple[str, str], Tensor]:
+def _slopes_by_autograd(step: JointStep, held: bool) -> dict[tuple[str, str], Tensor]:
     """One backward pass for each tensor after the step."""
     leaves, after = _taken_again(step, held)
     slopes = {}
@@ -234,7 +215,7 @@ def _slopes_by_autograd(step: ParameterStep, held: bool) -> dict[tuple[str, str]
     return slopes
 
 
-def _taken_again(step: ParameterStep, held: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _taken_again(step: JointStep, held: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the step reads, as leaves, and the tensors after it as functions of them."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in step.tensors.items()}
     rule, weight, gradient = step.rule, leaves["weight"], leaves[GRADIENT]
@@ -259,7 +240,7 @@ def _sum(*terms: tuple[float, Tensor]) -> Tensor:
     return functools.reduce(torch.add, summed) if summed else torch.zeros_like(terms[0][1])
 
 
-def _clear_roots_at_zero(step: ParameterStep, found: Iterable[Tensor]) -> None:
+def _clear_roots_at_zero(step: JointStep, found: Iterable[Tensor]) -> None:
     """Entries that never had a gradient give 0 · ∞: a root has no slope at 0, and there the derivative is 0."""
     state = [tensor == 0 for name, tensor in step.tensors.items() if name != "weight"]
     if not state:

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dualform.rules import Rule, Settings
+
 from .pass_graph import PassGraph, SavedBytes, build_graph
 from .rerun import PassTrace, Rerun, StepTrace
-from .step_adjoint import GRADIENT, ParameterStep, Scaling
+from .step_adjoint import GRADIENT, JointStep, Scaling, has_slopes
+
+SMALL = 1 << 16
+"""Entries of a parameter for which the cost of an operation is not that of reading them."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,8 @@ class TracedStep:
 
     number: int
     trace: StepTrace
-    steps: Mapping[str, ParameterStep]
-    """The step of each parameter that took one."""
+    steps: Sequence[JointStep]
+    """The steps of the parameters that took one."""
     weights: Mapping[str, Tensor]
     """The parameters that take gradients, before the step, as leaves of the graphs."""
     fixed: Mapping[str, Tensor]
@@ -44,7 +49,7 @@ class TracedStep:
         """The bytes of its tensors, without those of the graphs."""
         tensors = [*self.weights.values(), *self.fixed.values(), *self.gradients.values()]
         tensors += [tensor for buffers in self.buffers for tensor in buffers.values()]
-        tensors += [tensor for step in self.steps.values() for tensor in step.tensors.values()]
+        tensors += [tensor for step in self.steps for tensor in step.tensors.values()]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
@@ -108,30 +113,51 @@ def _with_generator(one_pass: PassTrace) -> PassTrace:
     return one_pass if one_pass.generator is not None else replace(one_pass, generator=torch.get_rng_state())
 
 
-def _steps_of(rerun: Rerun, trace: StepTrace, factor: float) -> dict[str, ParameterStep]:
-    """What the step is about to read of each parameter, copied."""
-    steps = {}
+def _steps_of(rerun: Rerun, trace: StepTrace, factor: float) -> list[JointStep]:
+    """What the step is about to read, copied. Small parameters that take the same step are joined, as every operation
+    has a cost of its own."""
+    alike: dict[Any, list[ParameterAtStep]] = {}
     for optimizer, rule in rerun.stepping(trace):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-                step = ParameterStep(rule, rule.settings(group, state))
-                if not step.is_scalar:
-                    step = replace(step, tensors=_tensors_read(step, state, parameter, factor))
-                steps[rerun.names[id(parameter)]] = step
-    return steps
+                if parameter.grad is not None:
+                    state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+                    name, settings = rerun.names[id(parameter)], rule.settings(group, state)
+                    alone = not has_slopes(rule) or parameter.numel() > SMALL
+                    key = (id(rule), tuple(settings.items()), tuple(state), parameter.dtype, name if alone else "")
+                    alike.setdefault(key, []).append(ParameterAtStep(name, parameter, rule, settings, state))
+    return [_joint_step(parameters, factor) for parameters in alike.values()]
 
 
-def _tensors_read(step: ParameterStep, state: Mapping[str, Any], parameter: Tensor, factor: float) -> dict[str, Tensor]:
-    """The tensors that a step with a preconditioner reads; the gradient as the optimiser will see it."""
-    assert parameter.grad is not None
-    tensors = {"weight": parameter.detach().clone(), GRADIENT: factor * parameter.grad.detach()}
-    if step.rule.buffer is not None:
-        buffer = state.get(step.rule.buffer)
-        tensors["buffer"] = torch.zeros_like(tensors["weight"]) if buffer is None else buffer.detach().clone()
-    for name in step.rule.shared:
-        if isinstance(state.get(name), Tensor):
-            tensors[name] = state[name].detach().clone()
-    return tensors
+class ParameterAtStep(NamedTuple):
+    """A parameter that is about to take a step."""
+
+    name: str
+    parameter: Tensor
+    rule: Rule
+    settings: Settings
+    state: Mapping[str, Any]
+
+
+def _joint_step(parameters: Sequence[ParameterAtStep], factor: float) -> JointStep:
+    """Several parameters that take the same step; of a rule with a preconditioner, with all tensors that it reads."""
+    first = parameters[0]
+    shapes = [each.parameter.shape for each in parameters]
+    step = JointStep([each.name for each in parameters], shapes, first.rule, first.settings)
+    if step.is_scalar:
+        return step
+    read = {"weight": [each.parameter.detach() for each in parameters]}
+    read[GRADIENT] = [each.parameter.grad for each in parameters if each.parameter.grad is not None]
+    if first.rule.buffer is not None:
+        buffers = [each.state.get(first.rule.buffer) for each in parameters]
+        read["buffer"] = [torch.zeros_like(each.parameter) if buffer is None else buffer
+                          for each, buffer in zip(parameters, buffers, strict=True)]  # fmt: skip
+    for name in first.rule.shared:
+        if isinstance(first.state.get(name), Tensor):
+            read[name] = [each.state[name] for each in parameters]
+    tensors = {name: step.joined(values).detach() for name, values in read.items()}
+    if len(parameters) == 1:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    if factor != 1.0:
+        tensors[GRADIENT] = factor * tensors[GRADIENT]
+    return replace(step, tensors=tensors)
