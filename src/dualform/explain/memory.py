@@ -212,14 +212,17 @@ class Memory:
         *,
         index: str = "index",
         optimizer: MakeOptimizer | None = None,
+        budget: int | str = "4 GB",
     ) -> ReplayedRun:
         """Make the recorded training run again on a copy of the model: what would have changed without an example?
 
         ``losses(model, batch)`` gives each example's share of the loss that the loop backpropagated: the shares sum to
         it. ``data(indices)`` gives the batch with these noted indices as the loop saw it. ``run.check()`` says whether
         the run comes out bit for bit. ``optimizer`` builds an optimiser that a taught rule explains.
+        ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and changes
+        nothing else.
         """
-        return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer)
+        return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer, budget=budget)
 
     def scores(
         self,

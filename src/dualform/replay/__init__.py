@@ -1,9 +1,9 @@
 """Training run again: what each step did, the adjoint that carries a target back through it, retraining; and one pass
 over a network that is trained already."""
 
-from .adjoint import BUDGET, InfluenceKind, Influences, influences
+from .adjoint import InfluenceKind, Influences, influences
 from .kept_results import KeptResults, hash_of
-from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace
+from .rerun import Data, DataOfStep, Losses, PassTrace, Rerun, Retrain, StepTrace, bytes_of_state
 from .slot_files import SlotFiles
 from .slot_recording import SlotOptions, SlotRecording, untouched_generator
 from .survey import Checkpoint, take_survey
@@ -20,7 +20,6 @@ from .traces import (
 from .workers import run_tasks
 
 __all__ = [
-    "BUDGET",
     "Checkpoint",
     "Data",
     "DataOfStep",
@@ -37,6 +36,7 @@ __all__ = [
     "SlotOptions",
     "SlotRecording",
     "StepTrace",
+    "bytes_of_state",
     "difference",
     "has_state",
     "hash_of",

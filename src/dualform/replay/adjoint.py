@@ -40,7 +40,7 @@ BUFFERS = "#buffers"
 """Where an adjoint holds what belongs to the model's own buffers."""
 
 BUDGET = 2 << 30
-"""Bytes of memory for adjoints, and as many again for the steps of a stretch, unless the caller says otherwise."""
+"""Bytes of memory for adjoints, and as many again for the steps of a stretch, where the caller does not say."""
 
 SIDE_BY_SIDE = 1 << 20
 """The entries of all adjoints that are carried through a pass together: what a processor's cache can hold."""

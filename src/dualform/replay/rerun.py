@@ -263,6 +263,14 @@ class Rerun:
         losses.sum().backward()
 
 
+def bytes_of_state(state: Any) -> int:
+    """The bytes of all tensors in a state."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(map(bytes_of_state, parts))
+
+
 def is_scaled(scale: float) -> bool:
     """Whether a factor is more than the rounding of a product."""
     return abs(scale - 1.0) >= 1e-5

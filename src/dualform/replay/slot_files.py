@@ -13,7 +13,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from dualform.errors import DualformWarning, QueryError, StoreError
 from dualform.record import ShardLimits
 from dualform.store import FileEntry, Shard, map_tensors, outside_inference_mode, read_manifest
 
+from .rerun import bytes_of_state
 from .slot_recording import SlotRecording, untouched_generator
 
 STATE_BYTES = 1 << 29
@@ -88,7 +89,7 @@ class SlotFiles:
         if shards % self._apart:
             return
         self.states.append(self.recording.rerun.state())
-        if len(self.states) > max(FEW_STATES, STATE_BYTES // max(1, _bytes_of_state(self.states[0]))):
+        if len(self.states) > max(FEW_STATES, STATE_BYTES // max(1, bytes_of_state(self.states[0]))):
             self.states = self.states[::2]
             self._apart *= 2
 
@@ -215,11 +216,3 @@ def _slot_file(shard: Shard) -> tuple[str, FileEntry]:
     name = shard.file("shards")
     assert name is not None
     return name, shard.files[name]
-
-
-def _bytes_of_state(state: Any) -> int:
-    """The bytes of all tensors in a state."""
-    if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
-    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_bytes_of_state, parts))

@@ -158,3 +158,33 @@ def test_answers_of_a_run_that_is_not_the_recorded_one_come_with_a_warning(recor
     other = memory.replay(model, losses, lambda index: (x[index - 100] * 2, y[index - 100]))
     with pytest.warns(DualformWarning, match="differs from the recorded one from step 1"):
         other.influence(inputs[:1])
+
+
+def test_a_tight_budget_changes_no_answer(run, recorded):
+    memory, model, (x, y), inputs = recorded
+    wide = run.influence(inputs, target=1)
+    for budget in (1, "40 kB"):  # a query at a time, stretches halved to single steps; and something in between
+        tight = memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100]), budget=budget)
+        calls = []
+        narrow = tight.influence(inputs, target=1, progress=lambda *call: calls.append(call))
+        torch.testing.assert_close(narrow.values, wide.values, rtol=1e-9, atol=1e-12)
+        assert calls[-1][1] == calls[-1][2] and calls[-1][2] % 20 == 0  # a way back of 20 steps for each chunk
+    with pytest.raises(QueryError, match="is no number of bytes"):
+        memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100]), budget="much")
+
+
+def test_a_question_that_was_broken_off_can_be_asked_again(recorded):
+    memory, model, (x, y), inputs = recorded
+    run = memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100]))
+    generator = torch.get_rng_state()
+
+    def interrupt(task: str, done: int, total: int) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.influence(inputs, target=1, progress=interrupt)
+    assert torch.equal(torch.get_rng_state(), generator)
+    again = memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100])).influence(inputs, target=1)
+    assert torch.equal(run.influence(inputs, target=1).values, again.values)
+    assert run.check().exact

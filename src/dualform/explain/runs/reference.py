@@ -16,13 +16,10 @@ import torch
 from torch import nn
 
 from dualform.errors import DualformWarning, HorizonError
-from dualform.replay import Difference, Rerun, difference, has_state, kept_steps, untouched_generator
+from dualform.replay import Difference, Rerun, bytes_of_state, difference, has_state, kept_steps, untouched_generator
 from dualform.store import Store
 
 from .answers import RunCheck
-
-STRETCH_BYTES = 1 << 29
-"""Bytes of what the steps of one stretch read, in memory at a time while influence is carried back."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,8 @@ class ReferenceResult:
 class ReferenceRun:
     """The recorded run, made again once and remembered. ``rerun`` stands at the first step."""
 
-    def __init__(self, store: Store, rerun: Rerun) -> None:
-        self.store, self.rerun = store, rerun
+    def __init__(self, store: Store, rerun: Rerun, budget: int) -> None:
+        self.store, self.rerun, self._budget = store, rerun, budget
         self.first = rerun.kept_state(0, store.state(0)) if has_state(store, 0) else rerun.state()
 
     def check(self, steps: int | None = None, after: int = 0) -> RunCheck:
@@ -83,7 +80,7 @@ class ReferenceRun:
 
     @cached_property
     def _result(self) -> ReferenceResult:
-        steps, states = len(self.rerun.steps), [self.first]
+        steps, states = len(self.rerun.steps), KeptStates(self.first, self._budget, len(self.rerun.steps))
         differences, kept = Differences(1, steps), kept_steps(self.store)
         start = time.perf_counter()
         with untouched_generator():
@@ -92,13 +89,14 @@ class ReferenceRun:
                 self.rerun.run(step)
                 unlike = difference(self.store, self.rerun.model, step)
                 differences.add(step, unlike)
-                if unlike is not None and step in kept:  # from here on it is the recorded run again
+                corrected = unlike is not None and step in kept
+                if corrected:  # from here on it is the recorded run again
                     self.rerun.load(self.rerun.kept_state(step, self.store.state(step)))
-                if step < steps and (step % self._stretch == 0 or (unlike is not None and step in kept)):
-                    states.append(self.rerun.state())
+                if step < steps and states.wants(step, corrected):
+                    states.add(self.rerun.state(), corrected)
             trained = copy.deepcopy(self.rerun.model).eval()
         check, seconds = differences.check(self.likely_reason), time.perf_counter() - start
-        return ReferenceResult(check, states, trained, seconds, torch.get_num_threads())
+        return ReferenceResult(check, states.states, trained, seconds, torch.get_num_threads())
 
     def _load_state_before(self, step: int) -> int:
         """Go to the last whole state that was kept up to a step; returns its step."""
@@ -108,12 +106,6 @@ class ReferenceRun:
         else:
             self.rerun.load(self.first)
         return kept
-
-    @cached_property
-    def _stretch(self) -> int:
-        """The steps between two states in memory, so that what the steps of one stretch read fits into it."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self.rerun.model.state_dict().values())
-        return max(1, min(math.isqrt(len(self.rerun.steps)), STRETCH_BYTES // max(1, 4 * size)))
 
     def likely_reason(self, step: int) -> str:
         """Why a run may differ from the recorded one from a step on."""
@@ -141,6 +133,31 @@ class ReferenceRun:
             f"loop did beside its steps ({beside}), an example that changed since, another machine"
             f"{'' if log is not None else f' or another number of threads ({threads} now)'} changes the numbers."
         )
+
+
+class KeptStates:
+    """States on the way, within a budget of bytes: √steps apart, and where that is too much every second one goes."""
+
+    def __init__(self, first: dict[str, Any], budget: int, steps: int) -> None:
+        self.states, self._needed = [first], {0}
+        self._most = max(2, budget // max(1, bytes_of_state(first)))
+        self._apart = max(1, math.isqrt(steps))
+
+    def wants(self, step: int, corrected: bool) -> bool:
+        """Whether to keep the state after a step. Where the run was ``corrected``, no other state leads there."""
+        return corrected or step % self._apart == 0
+
+    def add(self, state: dict[str, Any], corrected: bool) -> None:
+        """Keep a state."""
+        self.states.append(state)
+        if corrected:
+            self._needed.add(state["position"])
+        while len(self.states) > max(self._most, len(self._needed)):
+            self._apart *= 2
+            self.states = [
+                state for state in self.states
+                if state["position"] in self._needed or state["position"] % self._apart == 0
+            ]  # fmt: skip
 
 
 @dataclass

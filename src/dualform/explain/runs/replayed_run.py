@@ -9,6 +9,7 @@ There are three answers to "what if this example had not been there?", in rising
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
-from dualform.progress import Progress
+from dualform.progress import OnProgress, Progress, bar
 from dualform.replay import (
     Data,
     InfluenceKind,
@@ -33,6 +34,7 @@ from dualform.replay import (
     step_traces,
     untouched_generator,
 )
+from dualform.sizes import bytes_of
 from dualform.store import Store, outside_inference_mode
 from dualform.types import DType
 
@@ -49,6 +51,13 @@ if TYPE_CHECKING:
     from ..spotlight import Spotlight
 
 
+PARTS_OF_BUDGET = 3
+"""Memory is for states on the way, for the steps of a stretch, and for the adjoints of queries."""
+
+WORTH_A_BAR = 200
+"""Fewer steps end before anyone could read the bar."""
+
+
 class ReplayedRun:
     """A recorded training, run again on a copy of the model. Made by ``memory.replay(model, losses, data)``."""
 
@@ -61,7 +70,9 @@ class ReplayedRun:
         *,
         index: str = "index",
         optimizer: MakeOptimizer | None = None,
+        budget: int | str = "4 GB",
     ) -> None:
+        self._budget = bytes_of("budget", budget) // PARTS_OF_BUDGET
         store.need_steps()
         store.need_training()
         self.store, self.index_column = store, index
@@ -69,7 +80,7 @@ class ReplayedRun:
         load_first_weights(store, copied)
         traces = step_traces(store, index)
         rerun = Rerun(copied, rebuild_optimizers(store, copied, optimizer), losses, data, traces)
-        self._reference = ReferenceRun(store, rerun)
+        self._reference = ReferenceRun(store, rerun, self._budget)
         self._slots: list[ReplayedSlots] = []
 
     def __repr__(self) -> str:
@@ -220,13 +231,16 @@ class ReplayedRun:
     def visits(self) -> pa.Table:
         return self.store.visits
 
-    def influence(self, inputs: Any, *, target: Target = None) -> Influence:
-        """The influence of every training example on a target of each input, through all of training."""
-        return self._influence(inputs, target, "through training")
+    def influence(self, inputs: Any, *, target: Target = None, progress: Progress = True) -> Influence:
+        """The influence of every training example on a target of each input, through all of training.
 
-    def direct(self, inputs: Any, *, target: Target = None) -> Influence:
+        All inputs are carried back together as far as their adjoints fit into the budget of the run.
+        """
+        return self._influence(inputs, target, "through training", progress)
+
+    def direct(self, inputs: Any, *, target: Target = None, progress: Progress = True) -> Influence:
         """The direct contribution of every training example over all parameters, in the same units."""
-        return self._influence(inputs, target, "direct")
+        return self._influence(inputs, target, "direct", progress)
 
     def compare(
         self,
@@ -237,6 +251,7 @@ class ReplayedRun:
         target: Target = None,
         folder: Folder = None,
         processes: int | None = None,
+        progress: Progress = True,
     ) -> Comparison:
         """What leaving out some visits changes: directly, predicted through training, and really retrained.
 
@@ -251,13 +266,13 @@ class ReplayedRun:
         lines = self._lines(subsets, None, None) if word == "without" else self._lines(None, subsets, None)
         function, name = self._target(inputs, target)
         change = (torch.stack(lines) - 1.0).mT
-        per_visit = self._per_visit(function, ("direct", "through training"))
+        per_visit = self._per_visit(function, ("direct", "through training"), progress)
         changes = [(values.double() @ change).float().mT for values in per_visit]
         with torch.no_grad():
             before = function(self._reference.exact.trained).cpu()
         results = self._trainer.each(
             lines, lambda model: {"values": function(model).detach().cpu()}, self._trainer.subject_of(function, name),
-            folder=folder, processes=processes,
+            folder=folder, processes=processes, progress=progress,
         )  # fmt: skip
         outcomes = [result["values"] for result in results]
         names = tuple(f"{word} {named(subset)}" for subset in subsets)
@@ -294,19 +309,27 @@ class ReplayedRun:
     def _example_of_visit(self) -> Tensor:
         return torch.from_numpy(np.searchsorted(self.examples, self.visits[self.index_column].to_numpy()))
 
-    def _influence(self, inputs: Any, target: Target, kind: InfluenceKind) -> Influence:
+    def _influence(self, inputs: Any, target: Target, kind: InfluenceKind, progress: Progress) -> Influence:
         function, name = self._target(inputs, target)
-        (per_visit,) = self._per_visit(function, (kind,))
+        (per_visit,) = self._per_visit(function, (kind,), progress)
         values = per_visit.new_zeros(len(per_visit), len(self.examples))
         values.index_add_(1, self._example_of_visit, per_visit)
         return Influence(kind, name, self.examples, values, self.visits, per_visit)
 
     def _per_visit(
-        self, function: Callable[[nn.Module], Float[Tensor, " queries"]], kinds: Sequence[InfluenceKind]
+        self,
+        function: Callable[[nn.Module], Float[Tensor, " queries"]],
+        kinds: Sequence[InfluenceKind],
+        progress: Progress,
     ) -> list[Float[Tensor, "queries visits"]]:
         reference = self._reference
-        with untouched_generator():
-            found = influences(reference.rerun, function, reference.exact.states, kinds)
+        with untouched_generator(), ExitStack() as stack:
+
+            def watch(steps: int) -> OnProgress | None:
+                return stack.enter_context(bar("carrying influence back", steps, progress, WORTH_A_BAR))
+
+            states = reference.exact.states
+            found = influences(reference.rerun, function, states, kinds, budget=self._budget, watch=watch)
         return [each.values for each in found]
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:
