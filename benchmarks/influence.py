@@ -128,10 +128,9 @@ def measure(setting, queries, repeats):
             run = memory.replay(model, *dualform.tasks.classification(x, y))
             check, answer = seconds(run.check)
             assert answer.exact, answer
-            ask = partial(run.influence, progress=False)
-            one, _ = seconds(lambda: ask(x[train_size : train_size + 1]))
-            many, _ = seconds(lambda: ask(x[train_size:]))
-            direct, _ = seconds(lambda: run.direct(x[train_size:], progress=False))
+            one, _ = seconds(partial(run.influence, x[train_size : train_size + 1], progress=False))
+            many, _ = seconds(partial(run.influence, x[train_size:], progress=False))
+            direct, _ = seconds(partial(run.direct, x[train_size:], progress=False))
             ratios.append([check / plain, one / plain, many / plain / queries, direct / plain / queries, plain])
         tight = memory.replay(model, *dualform.tasks.classification(x, y), budget=BUDGET)
         tight.check()
@@ -141,6 +140,11 @@ def measure(setting, queries, repeats):
     return f"| {' | '.join([*cells, f'{direct:.2f}', f'{grown / 1e6:.0f} MB'])} |", one, each
 
 
+def above(rows, which, bar):
+    """The networks whose ratio is above a bar."""
+    return "; ".join(name for name, (_, *ratios) in rows.items() if ratios[which] > bar) or "none"
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--queries", type=int, default=100)
@@ -148,26 +152,25 @@ def main():
     options.add_argument("--only", default="", help="a part of a setting's name")
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    found = {}
+    rows = {}
     for setting in SETTINGS:
         if arguments.only in setting.name:
-            found[setting.name] = measure(setting, arguments.queries, arguments.repeats)
-            print(found[setting.name][0], flush=True)
-    above = [name for name, (_, one, _) in found.items() if one > ONE]
-    many = [name for name, (_, _, each) in found.items() if each > MANY]
+            rows[setting.name] = measure(setting, arguments.queries, arguments.repeats)
+            print(rows[setting.name][0], flush=True)
     verdicts = [
-        f"One query costs more than {ONE} × plain training in: {'; '.join(above) or 'none'}.",
-        f"Each of {arguments.queries} costs more than {MANY} × plain training in: {'; '.join(many) or 'none'}; "
-        "more than 1 × in: "
-        f"{'; '.join(name for name, (_, _, each) in found.items() if each > 1) or 'none'}.",
+        f"One query costs more than {ONE} × plain training in: {above(rows, 0, ONE)}.",
+        f"Each of {arguments.queries} costs more than {MANY} × plain training in: {above(rows, 1, MANY)}; "
+        f"more than 1 × in: {above(rows, 1, 1)}.",
     ]
-    head = f"""Influence through training, in multiples of plain training (CPU seconds of all threads of the process, median of
-{arguments.repeats}). The check runs training again once and comes before the first question. The last column is by how much the process
-grew at most while it answered all {arguments.queries} queries under a budget of {BUDGET / 1e6:.0f} MB.
+    many = f"each of {arguments.queries}"
+    budget = f"{BUDGET / 1e6:.0f} MB"
+    head = f"""Influence through training, in multiples of plain training (CPU seconds of all threads of the process,
+median of {arguments.repeats}). The check runs training again once and comes before the first question. The last column
+is by how much the process grew at most while it answered all {arguments.queries} queries under a budget of {budget}.
 
-| network | a plain step | check | one query | each of {arguments.queries} | direct, each of {arguments.queries} | memory |
+| network | a plain step | check | one query | {many} | direct, {many} | memory |
 |---|---|---|---|---|---|---|"""
-    lines = [line for line, _, _ in found.values()]
+    lines = [line for line, _, _ in rows.values()]
     save("influence", "\n".join([head, *lines, "", *verdicts, "", f"Machine: {machine()}, 1 torch thread."]))
 
 

@@ -153,6 +153,19 @@ def test_ask_takes_every_score_layer_and_column(recorded, data, score, layer):
     assert ("sum to the whole" in result.stdout) == (score == "contribution")
 
 
+def test_ask_explains_the_margin_and_the_loss_of_the_labels_in_the_file(recorded, data, tmp_path):
+    np.savez(tmp_path / "x.npz", inputs=recorded.x.numpy(), labels=recorded.labels.numpy())
+    ask = ("ask", recorded.path, "--model", MODEL, "--rows", "0,7", "-k", 3)
+    result = call(*ask, "--data", tmp_path / "x.npz", "--target", "loss")
+    assert result.exit_code == 0, result.stderr
+    spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]], target="loss", labels=recorded.labels[[0, 7]])
+    hits = spot.top(3, layer="fc2")
+    assert all(f"{float(value):+.2f}" in result.stdout for value in hits.contribution[:, 0])
+    assert "the loss of the given label" in " ".join(result.stdout.split())
+    assert "has no labels" in call(*ask, "--data", data, "--target", "margin").stderr
+    assert "is not understood" in " ".join(call(*ask, "--data", data, "--target", "likely").stderr.split())
+
+
 def test_a_masked_answer_says_what_a_mask_is(recorded, data):
     result = call("ask", recorded.path, "--model", MODEL, "--data", data, "--without", "label = 1")
     assert result.exit_code == 0, result.stderr

@@ -21,7 +21,7 @@ from dualform.types import DType, Mark
 
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
-from .query import Target, run_model, shadow_of
+from .query import Target, labelled, run_model, shadow_of
 from .runs import ReplayedRun
 from .spotlight import Spotlight
 from .surveys import Method, SurveyScores, survey_scores
@@ -174,8 +174,10 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------- questions
 
-    def attend(self, model: nn.Module, inputs: Any, *, target: Target = None) -> Spotlight:
+    def attend(self, model: nn.Module, inputs: Any, *, target: Target = None, labels: Any = None) -> Spotlight:
         """Show what each layer recalls from training when the network sees some inputs.
+
+        ``labels`` are the right answers to the inputs, for ``target="margin"`` or ``"loss"``, here or in a question.
 
         The queries are those of the network that this memory stands for: ``model`` itself if it is that network
         (:meth:`is_of`), else ``model`` with the memory's weights (it is not changed).
@@ -186,7 +188,7 @@ class Memory:
                 f"{self.store.path}: {KEEPS_NO_SLOTS} run = memory.replay(model, losses, data); run.attend(inputs), or "
                 "run.influence(inputs)."
             )
-        return Spotlight(self, model, inputs, self.weights_for(model), target)
+        return Spotlight(self, model, inputs, self.weights_for(model), target, labels)
 
     def along(self, layer: str | int, A: Tensor, a: Tensor | None = None) -> LinearFunctional:
         """Show what training put into ⟨W, A⟩ + ⟨b, a⟩, a number that is linear in one layer's weights (and bias).
@@ -219,8 +221,8 @@ class Memory:
         ``losses(model, batch)`` gives each example's share of the loss that the loop backpropagated: the shares sum to
         it. ``data(indices)`` gives the batch with these noted indices as the loop saw it. ``run.check()`` says whether
         the run comes out bit for bit. ``optimizer`` builds an optimiser that a taught rule explains.
-        ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and changes
-        nothing else.
+        ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and
+        changes nothing else.
         """
         return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer, budget=budget)
 
@@ -231,6 +233,7 @@ class Memory:
         *,
         method: Method = "gradient",
         target: Target = None,
+        labels: Any = None,
         damping: float | None = None,
         progress: Progress = True,
     ) -> SurveyScores:
@@ -254,7 +257,7 @@ class Memory:
             lambda step: replace(self, view=StoreView(step)).weights_for(model),
             self._shown,
             method=method,
-            target=target,
+            target=labelled(target, labels),
             damping=damping,
             progress=progress,
         )

@@ -15,7 +15,7 @@ from dualform.types import LayerInfo, ModuleInfo, Score
 
 from .attribution import Attribution, step_coefficients
 from .notebook import spotlight_html
-from .query import Capture, Question, Target, apply, capture, first_axis, is_preconditioned, target_key
+from .query import Capture, Question, Target, apply, capture, first_axis, is_preconditioned, labelled, target_key
 from .weights import is_shared
 
 if TYPE_CHECKING:
@@ -26,18 +26,25 @@ class Spotlight(Attribution):
     """What a memory recalls for some inputs. Lazy: one forward pass gives all queries, each question is one scan.
 
     ``target`` is what contributions add to: the logit of the predicted class (None), a class, one class an example, a
-    pair of classes (the difference of their logits), or a function of the model's output that gives one number an
-    example. A contribution is exact for the last layer and first order through the layers after it otherwise; it
-    always sums to the layer's own change.
+    pair of classes (the difference of their logits), "margin" or "loss" (of the ``labels``), or a function of the
+    model's output that gives one number an example. A contribution is exact for the last layer and first order through
+    the layers after it otherwise; it always sums to the layer's own change.
     """
 
     def __init__(
-        self, memory: "Memory", model: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None, target: Target
+        self,
+        memory: "Memory",
+        model: nn.Module,
+        inputs: Any,
+        weights: Mapping[str, Tensor] | None,
+        target: Target,
+        labels: Any = None,
     ) -> None:
         first_axis(inputs)
         self.memory, self.model, self.inputs = memory, model, inputs
-        self._weights = weights
-        self._target = target.clone() if isinstance(target, Tensor) else target
+        self._weights, self._labels = weights, labels
+        target = self._with_labels(target)
+        self._target: Target = target.clone() if isinstance(target, Tensor) else target
         self._captures: dict[Hashable, Capture] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,7 +105,12 @@ class Spotlight(Attribution):
         """The pass for the spotlight's own target."""
         return self._run(self._target)
 
+    def _with_labels(self, target: Target) -> Target:
+        """A target that is named by a word, with the labels of the spotlight."""
+        return labelled(target, self._labels) if isinstance(target, str) else target
+
     def _capture(self, target: Target) -> Capture:
+        target = self._with_labels(target)
         if target is None or target is self._target:
             return self._own_capture
         key = target_key(target)

@@ -128,10 +128,10 @@ def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]
         if early not in own:
             total[early] = total[early].clone()
             own.add(early)
-        if isinstance(slope, float):
-            total[early].add_(after[late], alpha=slope)
-        else:
+        if isinstance(slope, Tensor):
             total[early].addcmul_(slope, after[late])
+        else:
+            total[early].add_(after[late], alpha=slope)
     return total
 
 

@@ -1,6 +1,6 @@
 """The target: the number of the model's output that is explained."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,10 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 
-Target = int | Tensor | tuple[int, int] | Callable[[Any], Tensor] | None
+from .labelled import WORDS, LabelledTarget, LabelledWord, labelled
+from .logits import examples_first, logits_of
+
+Target = int | Tensor | tuple[int, int] | LabelledWord | LabelledTarget | Callable[[Any], Tensor] | None
 
 
 def choose(
@@ -19,6 +22,8 @@ def choose(
 
     ``axes`` holds the axis that counts the examples by the shape of an output; for other shapes it is the first.
     """
+    if isinstance(target, LabelledTarget):
+        return target.values(output, examples, axes), target.name
     if callable(target) and not isinstance(target, Tensor):
         return _one_per_example(target(output), examples), "the chosen target"
     scores = logits_of(output)
@@ -41,57 +46,23 @@ def choose(
         return _column(logits, logits.detach().argmax(1)), name
     if isinstance(target, tuple) and len(target) == 2:
         return _column(logits, target[0]) - _column(logits, target[1]), f"logit {target[0]} − logit {target[1]}"
+    if isinstance(target, str) and target in WORDS:
+        return choose(output, labelled(target, None), examples, axes)  # says that labels are missing
     if isinstance(target, tuple | list | str):
         raise QueryError(
             f"target {target!r} is not understood; give a class, a pair of classes, a tensor with a class for each "
-            "example, or a function of the output."
+            "example, 'margin' or 'loss' with labels=, or a function of the output."
         )
     return _column(logits, target), f"logit {target}"
 
 
 def target_key(target: Target) -> Hashable:
     """A key that is equal for targets of the same meaning; None for functions, as what they read may change."""
+    if isinstance(target, LabelledTarget):
+        return target.word, target_key(target.labels)
     if isinstance(target, Tensor):
         return Tensor, target.dtype, target.shape, tuple(target.flatten().tolist())
     return None if callable(target) or isinstance(target, list) else (type(target), target)
-
-
-def logits_of(output: Any) -> Tensor:
-    """The tensor of scores in whatever a model returns."""
-    if isinstance(output, Tensor):
-        logits = output
-    else:
-        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-        if logits is None and isinstance(output, tuple | list):
-            logits = _only_scores(output)
-    if not isinstance(logits, Tensor) or logits.ndim == 0:
-        kind = "number" if isinstance(logits, Tensor) else type(output).__name__
-        raise QueryError(
-            f"cannot find the logits in a {kind}; pass target=lambda output: … that gives one number an example."
-        )
-    return logits
-
-
-def _only_scores(output: Sequence[Any]) -> Tensor | None:
-    """The only entry of a tuple that can be the logits; a loss is a number, and a state is a tuple."""
-    places = [i for i, part in enumerate(output) if isinstance(part, Tensor) and part.is_floating_point() and part.ndim]
-    if len(places) > 1:
-        shapes = ", ".join(f"output[{i}] {tuple(output[i].shape)}" for i in places)
-        raise QueryError(
-            f"the model gives a {type(output).__name__} in which several tensors could be the logits: {shapes}. Say "
-            f"which number is to be explained: target=lambda output: output[{places[-1]}][:, 3] for class 3."
-        )
-    return output[places[0]] if places else None
-
-
-def examples_first(logits: Tensor, axes: Mapping[torch.Size, int]) -> Float[Tensor, "n classes"]:
-    """Logits with one line per example; for sequences those of the last position."""
-    axis = axes.get(logits.shape, 0)
-    if logits.ndim > axis + 1:
-        logits = logits.movedim(axis, 0)
-    while logits.ndim > 2:
-        logits = logits[:, -1]
-    return logits.unsqueeze(1) if logits.ndim == 1 else logits
 
 
 def _column(logits: Float[Tensor, "n classes"], classes: Any) -> Float[Tensor, " n"]:

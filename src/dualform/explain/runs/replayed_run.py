@@ -39,7 +39,7 @@ from dualform.store import Store, outside_inference_mode
 from dualform.types import DType
 
 from ..filters import Filter, matching, named
-from ..query import Target, choose, examples_first, first_axis, logits_of, run_model
+from ..query import Target, choose, examples_first, first_axis, labelled, logits_of, run_model
 from .answers import Influence, RunCheck
 from .comparison import Comparison
 from .reference import ReferenceRun
@@ -206,13 +206,13 @@ class ReplayedRun:
         replayed.warn()
         return replayed.memory
 
-    def attend(self, inputs: Any, *, target: Target = None) -> "Spotlight":
+    def attend(self, inputs: Any, *, target: Target = None, labels: Any = None) -> "Spotlight":
         """Show what each layer of the trained network recalls from training: :meth:`slots`, made once, are asked."""
         if not self._slots:
             self.slots()
         else:
             self._slots[-1].warn()
-        return self._slots[-1].memory.attend(self._slots[-1].trained, inputs, target=target)
+        return self._slots[-1].memory.attend(self._slots[-1].trained, inputs, target=target, labels=labels)
 
     def close(self) -> None:
         """Remove the slots that were made from disk. The run itself can be used as before."""
@@ -231,16 +231,19 @@ class ReplayedRun:
     def visits(self) -> pa.Table:
         return self.store.visits
 
-    def influence(self, inputs: Any, *, target: Target = None, progress: Progress = True) -> Influence:
+    def influence(
+        self, inputs: Any, *, target: Target = None, labels: Any = None, progress: Progress = True
+    ) -> Influence:
         """The influence of every training example on a target of each input, through all of training.
 
+        ``target`` is as in :class:`~dualform.explain.Spotlight`; ``"margin"`` and ``"loss"`` need the ``labels``.
         All inputs are carried back together as far as their adjoints fit into the budget of the run.
         """
-        return self._influence(inputs, target, "through training", progress)
+        return self._influence(inputs, labelled(target, labels), "through training", progress)
 
-    def direct(self, inputs: Any, *, target: Target = None, progress: Progress = True) -> Influence:
+    def direct(self, inputs: Any, *, target: Target = None, labels: Any = None, progress: Progress = True) -> Influence:
         """The direct contribution of every training example over all parameters, in the same units."""
-        return self._influence(inputs, target, "direct", progress)
+        return self._influence(inputs, labelled(target, labels), "direct", progress)
 
     def compare(
         self,
@@ -249,6 +252,7 @@ class ReplayedRun:
         without: Filter | Sequence[Filter] | None = None,
         only: Filter | Sequence[Filter] | None = None,
         target: Target = None,
+        labels: Any = None,
         folder: Folder = None,
         processes: int | None = None,
         progress: Progress = True,
@@ -264,7 +268,7 @@ class ReplayedRun:
         several = isinstance(choices, list | tuple)
         subsets: list[Any] = list(choices) if several else [choices]
         lines = self._lines(subsets, None, None) if word == "without" else self._lines(None, subsets, None)
-        function, name = self._target(inputs, target)
+        function, name = self._target(inputs, labelled(target, labels))
         change = (torch.stack(lines) - 1.0).mT
         per_visit = self._per_visit(function, ("direct", "through training"), progress)
         changes = [(values.double() @ change).float().mT for values in per_visit]
@@ -286,6 +290,7 @@ class ReplayedRun:
         inputs: Any,
         *,
         target: Target = None,
+        labels: Any = None,
         renormalise: bool = False,
         folder: Folder = None,
         processes: int | None = None,
@@ -295,7 +300,7 @@ class ReplayedRun:
         :attr:`examples`) and gives the targets of ``inputs``. Its ``many`` does so for many lines of weights, in
         parallel ``processes``; a ``folder`` keeps each result, so that running again only does what is missing.
         """
-        function, name = self._target(inputs, target)
+        function, name = self._target(inputs, labelled(target, labels))
         return Retraining(
             self._trainer, function, self._example_of_visit, name, folder, processes, progress, renormalise
         )

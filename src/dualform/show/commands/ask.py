@@ -10,9 +10,10 @@ from torch import nn
 
 from dualform.errors import DualformError, ModelMismatch, QueryError
 from dualform.explain import Hits, Memory
+from dualform.explain.query import Target, labelled
 from dualform.types import Score
 
-from ..examples import Examples
+from ..examples import Examples, load_examples
 from ..text import (
     FIRST_ORDER,
     MASKED,
@@ -40,7 +41,7 @@ class RowQuestion:
     by: str | None
     k: int
     score: Score
-    target: int | None
+    target: Target
     without: str | None
     inputs: Examples | None = None
     train: Examples | None = None
@@ -65,6 +66,19 @@ def require_memory_weights(memory: Memory, model: nn.Module, file: Path) -> None
         f"the weights in {file} are not the memory's at step {memory.step}: {difference}. "
         "Leave out --weights to use the memory's own, or use --step to name the step that the file is from."
     )
+
+
+def as_target(word: str | None, data: Path, network: nn.Module, rows: Sequence[int]) -> Target:
+    """What --target says: a class, or the margin or the loss of the labels that the file has of the rows."""
+    if word is None or word.lstrip("-").isdigit():
+        return None if word is None else int(word)
+    labels = load_examples(str(data), network).labels if word in ("margin", "loss") else None
+    if labels is None:
+        known = f"{data} has no labels" if word in ("margin", "loss") else f"--target {word!r} is not understood"
+        raise QueryError(
+            f"{known}; give a class (--target 7), or 'margin' or 'loss' with labels in the file of --data."
+        )
+    return labelled(word, [int(labels[row]) for row in rows])
 
 
 def print_answers(

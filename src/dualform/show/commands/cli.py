@@ -25,7 +25,7 @@ from ..views import ExamplePlace, WorkQueue, make_explorer
 from . import demo as demonstration
 from . import evaluate as evaluation
 from . import reproduce as experiments
-from .ask import RowQuestion, print_answers, require_memory_weights
+from .ask import RowQuestion, as_target, print_answers, require_memory_weights
 from .heads import HeadsInputs, print_reports, write_page
 from .help import print_help
 from .inspect import print_contents
@@ -147,7 +147,13 @@ def ask(
     ] = None,
     k: Annotated[int, Option("-k", help="Number of training examples, and of groups at either end.", min=1)] = 10,
     score: Annotated[Score, Option(help="Rank by the contribution, the weight α, or |α|.")] = "contribution",
-    target: Annotated[int | None, Option(help="Explain the logit of this class. Default: the predicted one.")] = None,
+    target: Annotated[
+        str | None,
+        Option(
+            help="Explain the logit of this class, or the 'margin' or the 'loss' of the label that --data has of the "
+            "row. Default: the logit of the predicted class."
+        ),
+    ] = None,
     without: Annotated[str | None, Option(help="Also predict without these visits, as in 'label = 3'.")] = None,
     train: TrainingOption = None,
     classes: ClassesOption = None,
@@ -166,7 +172,16 @@ def ask(
     shown_inputs = Examples(inputs, None, vocabulary, series=series, others=named_inputs) if inputs.ndim > 1 else None
     train_examples = None if train is None else load_examples(train, network, vocabulary=vocabulary)
     question = RowQuestion(
-        layer or memory.layers[-1], by, k, score, target, without, shown_inputs, train_examples, index, names
+        layer or memory.layers[-1],
+        by,
+        k,
+        score,
+        as_target(target, data, network, numbers),
+        without,
+        shown_inputs,
+        train_examples,
+        index,
+        names,
     )
     print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console())
 

@@ -69,13 +69,14 @@ def run(
         trained = replayed.retrain()
         with torch.no_grad():
             predicted = examples_first(logits_of(run_model(trained, inputs)), {}).argmax(1)
-        target = margin_of(predicted)
         console.print(f"{len(replayed.examples):,} training examples, {queries} queries, {plan.subsets} trainings.")
         runs = evaluate.removal_runs(
-            replayed.retraining(inputs, target=target, folder=folder / "trainings", processes=plan.processes),
+            replayed.retraining(
+                inputs, target="margin", labels=predicted, folder=folder / "trainings", processes=plan.processes
+            ),
             len(replayed.examples), plan.drop, plan.subsets, plan.seed,
         )  # fmt: skip
-        scores = _scores(replayed, trained, losses, data, training, test, predicted, inputs, target)
+        scores = _scores(replayed, trained, losses, data, training, test, predicted, inputs)
         table = evaluate.table(scores, runs)
     outcome = Evaluation(check, "the margin of the predicted class", table, runs)
     console.print(as_table(outcome, plan))
@@ -101,17 +102,6 @@ def classification(training: Examples, network: nn.Module) -> tuple[Losses, Data
     return losses, data
 
 
-def margin_of(classes: Int[Tensor, " n"]) -> Callable[[Any], Float[Tensor, " n"]]:
-    """The log-odds of the given classes: the logit minus the logsumexp of the others."""
-
-    def margin(output: Any) -> Float[Tensor, " n"]:
-        logits = examples_first(logits_of(output), {})
-        chosen = nn.functional.one_hot(classes, logits.shape[1]).bool()
-        return logits[chosen] - logits.masked_fill(chosen, float("-inf")).logsumexp(1)
-
-    return margin
-
-
 @contextmanager
 def _replayed(
     memory: Memory, network: nn.Module, losses: Losses, data: Data, index: str, console: Console
@@ -135,15 +125,15 @@ def _replayed(
 
 def _scores(
     replayed: ReplayedRun, trained: nn.Module, losses: Losses, data: Data, training: Examples, test: Examples,
-    predicted: Int[Tensor, " n"], inputs: Any, target: Any,
+    predicted: Int[Tensor, " n"], inputs: Any,
 ) -> dict[str, Callable[[], Any]]:  # fmt: skip
     """All methods, as functions, so that their CPU seconds are measured."""
     index, queries = replayed.examples, len(predicted)
     own = training.rows(index.tolist())
     same = predicted[:, None] == torch.as_tensor(np.asarray(training.labels)).long()[index]
     return {
-        "through training": lambda: replayed.influence(inputs, target=target),
-        "direct": lambda: replayed.direct(inputs, target=target),
+        "through training": lambda: replayed.influence(inputs, target="margin", labels=predicted),
+        "direct": lambda: replayed.direct(inputs, target="margin", labels=predicted),
         "input similarity": lambda: baselines.input_similarity(test.rows(range(queries)), own, same),
         "gradient norm": lambda: baselines.gradient_norm(trained, losses, data, index, queries),
         "loss": lambda: baselines.loss(trained, losses, data, index, queries),
