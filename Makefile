@@ -14,7 +14,7 @@ PEERS := $(VENV)-peers
 LOWEST_TESTS := tests/record/test_step_hooks.py tests/store tests/engine tests/explain tests/rules tests/attention
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format docs wheel package lowest peers reproduce clean
+.PHONY: help demo test slow typed check format docs wheel package lowest peers truth reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -57,6 +57,11 @@ lowest: $(LOWEST)/.ready ## run the tests of the core with the lowest versions t
 
 peers: $(READY) $(PEERS)/.ready ## compare the scores of a survey with captum and kronfluence, in an environment of theirs; needs a network once
 	@$(BIN)/python benchmarks/survey.py --peers $(PEERS)/bin/python $(ARGS)
+
+truth: $(READY) ## judge influence, direct contributions and the scores of other packages by training again; takes hours, needs a network once
+	@sh experiments/truth/peers/environments.sh $(VENV)-truth
+	@$(BIN)/dualform reproduce truth $(ARGS)
+	@$(BIN)/python -m experiments.truth.page
 
 reproduce: $(READY) ## run all experiments of the papers again, and make their results pages; takes hours
 	@$(BIN)/dualform reproduce dual-form $(ARGS)

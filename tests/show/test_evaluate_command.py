@@ -54,7 +54,10 @@ def test_it_checks_judges_and_keeps_what_comes_out(small):
     assert result.exit_code == 0, result.output
     assert "36 steps were run again, and every compared entry is the recorded one bit for bit." in result.stdout
     out = small / "memory-evaluated"
-    assert (out / "lds.png").read_bytes().startswith(b"\x89PNG") and len(list((out / "trainings").iterdir())) == 25
+    trainings = list((out / "trainings").iterdir())
+    assert (out / "lds.png").read_bytes().startswith(b"\x89PNG")
+    assert len(trainings) == 25 + 3  # without subsets, and with half the weight of the first three
+    assert "Metasmoothness" in result.stdout
     numbers = json.loads((out / "evaluation.json").read_text())
     methods = {method["method"]: method for method in numbers["methods"]}
     assert list(methods) == ["through training", "direct", "input similarity", "gradient norm", "loss", "random"]

@@ -8,7 +8,7 @@ from .methods import MethodTable, table
 from .mislabelled import Detection, mislabelled
 from .ranks import ranks, spearman
 from .removal_runs import RemovalRuns, removal_runs
-from .scores import average
+from .scores import as_matrix, average
 from .subset_removal import RemovalCurve, subset_removal
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "MethodTable",
     "RemovalCurve",
     "RemovalRuns",
+    "as_matrix",
     "average",
     "baselines",
     "brittleness",

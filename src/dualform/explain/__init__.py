@@ -7,7 +7,7 @@ from .groups import stretch_edges
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory, survey
 from .query import is_preconditioned
-from .runs import Comparison, Influence, ReplayedRun, Retraining, RunCheck
+from .runs import Comparison, Influence, Metasmoothness, ReplayedRun, Retraining, RunCheck
 from .spotlight import Spotlight
 from .surveys import SurveyScores
 from .weights import Certificate, Ledger
@@ -22,6 +22,7 @@ __all__ = [
     "Ledger",
     "LinearFunctional",
     "Memory",
+    "Metasmoothness",
     "ReplayedRun",
     "Retraining",
     "RunCheck",

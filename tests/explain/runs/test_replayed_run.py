@@ -192,3 +192,22 @@ def test_a_question_that_was_broken_off_can_be_asked_again(recorded):
     again = memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100])).influence(inputs, target=1)
     assert torch.equal(run.influence(inputs, target=1).values, again.values)
     assert run.check().exact
+
+
+def test_metasmoothness_is_the_agreement_of_two_halves_of_a_removal(run, recorded):
+    _, _, _, inputs = recorded
+    smooth = run.metasmoothness(inputs, target=1, share=0.2, directions=2, progress=False)
+    generator, examples = torch.Generator().manual_seed(0), len(run.examples)
+    for direction in range(2):
+        weights = torch.ones(examples)
+        chosen = torch.randperm(examples, generator=generator)[: round(0.2 * examples)]
+        values = []
+        for weight in (1.0, 0.5, 0.0):
+            weights[chosen] = weight
+            values.append(run.retraining(inputs, target=1, progress=False)(weights))
+        first, second = values[1] - values[0], values[2] - values[1]
+        agreement = (first.abs() * first.sign() * second.sign()).sum() / first.abs().sum()
+        torch.testing.assert_close(smooth.per_direction[direction], agreement.double(), rtol=1e-6, atol=0)
+    assert smooth.is_low == (smooth.value < 0.8) and ("is not smooth" in str(smooth)) == smooth.is_low
+    with pytest.raises(QueryError, match="it must be at least one example"):
+        run.metasmoothness(inputs, share=0.0)

@@ -2,7 +2,8 @@
 
 from .answers import Influence, RunCheck
 from .comparison import Comparison
+from .metasmoothness import Metasmoothness
 from .replayed_run import ReplayedRun
 from .retraining import Retraining
 
-__all__ = ["Comparison", "Influence", "ReplayedRun", "Retraining", "RunCheck"]
+__all__ = ["Comparison", "Influence", "Metasmoothness", "ReplayedRun", "Retraining", "RunCheck"]

@@ -42,6 +42,7 @@ from ..filters import Filter, matching, named
 from ..query import Target, choose, examples_first, first_axis, labelled, logits_of, run_model
 from .answers import Influence, RunCheck
 from .comparison import Comparison
+from .metasmoothness import Metasmoothness
 from .reference import ReferenceRun
 from .replayed_slots import ReplayedSlots, replay_slots
 from .retraining import Folder, Retraining, Trainer, renormalised, require_one_choice
@@ -304,6 +305,42 @@ class ReplayedRun:
         return Retraining(
             self._trainer, function, self._example_of_visit, name, folder, processes, progress, renormalise
         )
+
+    def metasmoothness(
+        self,
+        inputs: Any,
+        *,
+        target: Target = None,
+        labels: Any = None,
+        share: float = 0.1,
+        directions: int = 3,
+        seed: int = 0,
+        folder: Folder = None,
+        processes: int | None = None,
+        progress: Progress = True,
+    ) -> Metasmoothness:
+        """Whether influence can predict what happens without a random ``share`` of the examples.
+
+        Two trainings for each of the ``directions`` tell: one with half the weight of these examples, one without them.
+        """
+        examples = len(self.examples)
+        count = round(share * examples)
+        if not 0 < count < examples or directions < 1:
+            raise QueryError(
+                f"share={share} of {examples} examples is {count}: it must be at least one example, and not all; "
+                f"directions={directions} must be 1 or more."
+            )
+        lines = torch.ones(directions, 2, examples)
+        generator = torch.Generator().manual_seed(seed)
+        for line in lines:
+            line[:, torch.randperm(examples, generator=generator)[:count]] = torch.tensor([[0.5], [0.0]])
+        retraining = self.retraining(
+            inputs, target=target, labels=labels, folder=folder, processes=processes, progress=progress
+        )
+        with torch.no_grad():
+            before = retraining.function(self._reference.exact.trained).cpu()
+        half, none = retraining.many(lines.flatten(0, 1)).unflatten(0, (directions, 2)).unbind(1)
+        return Metasmoothness(share, half - before, none - half)
 
     @cached_property
     def examples(self) -> np.ndarray:

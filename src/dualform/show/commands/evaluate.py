@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dualform import evaluate
 from dualform.errors import QueryError
 from dualform.evaluate import MethodTable, RemovalRuns, baselines
-from dualform.explain import Memory, ReplayedRun, RunCheck
+from dualform.explain import Memory, Metasmoothness, ReplayedRun, RunCheck
 from dualform.explain.query import examples_first, logits_of, run_model
 from dualform.replay import Data, Losses
 
@@ -56,6 +56,7 @@ class Evaluation:
     target: str
     table: MethodTable
     runs: RemovalRuns
+    smooth: Metasmoothness
 
 
 def run(
@@ -70,16 +71,18 @@ def run(
         with torch.no_grad():
             predicted = examples_first(logits_of(run_model(trained, inputs)), {}).argmax(1)
         console.print(f"{len(replayed.examples):,} training examples, {queries} queries, {plan.subsets} trainings.")
+        question: dict[str, Any] = {"target": "margin", "labels": predicted}
+        kept: dict[str, Any] = {"folder": folder / "trainings", "processes": plan.processes}
+        smooth = replayed.metasmoothness(inputs, **question, **kept, share=plan.drop, seed=plan.seed)
         runs = evaluate.removal_runs(
-            replayed.retraining(
-                inputs, target="margin", labels=predicted, folder=folder / "trainings", processes=plan.processes
-            ),
+            replayed.retraining(inputs, **question, **kept),
             len(replayed.examples), plan.drop, plan.subsets, plan.seed,
         )  # fmt: skip
         scores = _scores(replayed, trained, losses, data, training, test, predicted, inputs)
         table = evaluate.table(scores, runs)
-    outcome = Evaluation(check, "the margin of the predicted class", table, runs)
+    outcome = Evaluation(check, "the margin of the predicted class", table, runs, smooth)
     console.print(as_table(outcome, plan))
+    console.print(str(smooth))
     for file in save(outcome, memory, plan, folder):
         console.print(f"Written: {file}", soft_wrap=True)
     return outcome
@@ -177,6 +180,7 @@ def save(outcome: Evaluation, memory: Memory, plan: Plan, folder: Path) -> list[
         "subsets": plan.subsets,
         "drop": plan.drop,
         "seed": plan.seed,
+        "metasmoothness": outcome.smooth.per_direction.tolist(),
         "methods": methods,
     }
     numbers.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

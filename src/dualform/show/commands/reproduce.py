@@ -16,6 +16,7 @@ PAPERS = {
     "rcmha": "experiments.rcmha.run",
     "vqt": "experiments.vqt.run",
     "key-driven-gqa": "experiments.key_driven_gqa.run",
+    "truth": "experiments.truth.run",
 }
 """The module of each paper. It has ``EXPERIMENTS`` (the variants of each experiment by name), ``ON_REQUEST`` (variants
 that only run if they are named), and a function ``reproduce(experiment, options)``."""
