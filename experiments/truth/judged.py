@@ -1,10 +1,12 @@
 """What really happens without some examples, and how well each method's scores predict it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dualform import evaluate
 from dualform.evaluate import RemovalRuns
@@ -49,14 +51,23 @@ def judge_averages(run: Run, settings: RemovalSettings) -> dict[str, Any]:
     """The same for scores and outcomes that are averaged over all networks of the variant."""
     each = [Run(run.folder.with_name(f"seed-{seed}"), run.experiment, settings) for seed in range(NETWORKS)]
     if not all((one.folder / "judged.json").exists() for one in each):
-        return {"lds": {}}
+        return {"lds": {}, "others": {}}
     scores = [read_scores(one) for one in each]
     names = [name for name in scores[0] if all(name in part for part in scores)]
-    found: dict[str, Any] = {}
+    averaged: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for drop in settings.drops:
         runs = [removals(one, drop) for one in each]
-        found[f"{drop:g}"] = {name: _correlation(evaluate.lds([part[name] for part in scores], runs)) for name in names}
-    return {"lds": found}
+        matrices = {name: [part[name] for part in scores] for name in names}
+        averaged[f"{drop:g}"] = {name: _correlation(evaluate.lds(parts, runs)) for name, parts in matrices.items()}
+        others[f"{drop:g}"] = {name: _between_networks(parts, runs) for name, parts in matrices.items()}
+    return {"lds": averaged, "others": others}
+
+
+def _between_networks(scores: Sequence[Tensor], runs: Sequence[RemovalRuns]) -> float:
+    """The LDS of the scores of one network for trainings of another one, mean over all pairs."""
+    pairs = [(one, other) for one in range(len(scores)) for other in range(len(runs)) if one != other]
+    return float(np.mean([evaluate.lds(scores[one], runs[other], samples=1).mean for one, other in pairs]))
 
 
 def _correlation(result: evaluate.Correlation) -> dict[str, float]:
@@ -118,7 +129,7 @@ def flip(run: Run, settings: FlipSettings) -> dict[str, Any]:
         with torch.no_grad():
             predicted = again.retrain()(examples.queries).argmax(1)
 
-        def lead(output: torch.Tensor) -> torch.Tensor:
+        def lead(output: Tensor) -> Tensor:
             """By how much the logit of the predicted class is ahead of the next one."""
             others = output.scatter(1, predicted[:, None], float("-inf"))
             return output.gather(1, predicted[:, None])[:, 0] - others.max(1).values

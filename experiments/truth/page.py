@@ -38,7 +38,8 @@ trainings. The guide [what would have changed](../guides/what-would-have-changed
 **LDS**: random subsets are left out (2, 10 or 50 % of the examples), and the network trained again each time. For each query the score of a
 subset is the sum over what is left of it; the LDS is the rank correlation of these sums with what came out, mean over the queries.
 **One run** judges scores of a network by trainings with its own first weights and order, mean ± deviation over the networks.
-**Averaged** judges scores and outcomes that are averaged over all networks first. **Alone**: each method's 20
+**Averaged** judges scores and outcomes that are averaged over all networks first; **others** judges the scores of one network by the
+trainings of another one, with other first weights and another order (mean over all pairs). **Alone**: each method's 20
 strongest examples of a few queries are left out one at a time; rank correlation, and how often the sign is right.
 CPU seconds are of one thread and all queries, without the training itself."""
 
@@ -65,9 +66,9 @@ def lds_of(name: str, variant: str, drop: str, method: str) -> list[float]:
     return [part[drop][method]["mean"] for part in values(name, variant, "judged", "lds") if method in part[drop]]
 
 
-def averaged(name: str, variant: str) -> Mapping[str, Mapping[str, Any]]:
-    """The LDS of averaged scores, by drop and method."""
-    kept = [part for part in values(name, variant, "averaged", "lds") if part]
+def averaged(name: str, variant: str, kind: str = "lds") -> Mapping[str, Mapping[str, Any]]:
+    """The LDS of averaged scores (or that for "others", networks with another seed), by drop and method."""
+    kept = [part for part in values(name, variant, "averaged", kind) if part]
     return kept[-1] if kept else {}
 
 
@@ -177,6 +178,7 @@ def variant_table(name: str, variant: str) -> str:
     if not methods:
         return ""
     drops, means, about = drops_of(name, variant), averaged(name, variant), about_methods(name, variant)
+    others = averaged(name, variant, "others")
     alone = values(name, variant, "alone", "methods")
     rows = []
     for method in sorted(methods, key=lambda method: -statistics.mean(lds_of(name, variant, "0.1", method))):
@@ -186,11 +188,13 @@ def variant_table(name: str, variant: str) -> str:
             f"**{method}**" if method == THROUGH else method,
             *(spread(lds_of(name, variant, drop, method), 3) for drop in drops),
             *(f"{means[drop][method]['mean']:.3f}" if method in means.get(drop, {}) else "–" for drop in drops),
+            *(f"{others[drop][method]:.3f}" if method in others.get(drop, {}) else "–" for drop in drops),
             f"{single['correlation']:.2f}, {single['right_sign']:.0%}" if single else "–",
             f"{statistics.mean(seconds):.2f}" if seconds else "–",
         ])  # fmt: skip
     head = ["method", *(f"{percent(drop)}, one run" for drop in drops),
-            *(f"{percent(drop)}, averaged" for drop in drops), "alone", "CPU s"]  # fmt: skip
+            *(f"{percent(drop)}, averaged" for drop in drops),
+            *(f"{percent(drop)}, others" for drop in drops), "alone", "CPU s"]  # fmt: skip
     return "\n\n".join([f"### {name}, {variant}", training_setup(name, variant), table(head, rows)])
 
 
