@@ -30,7 +30,8 @@ from torch.nn.attention import sdpa_kernel
 from dualform.progress import OnProgress
 
 from .pass_graph import DIFFERENTIABLE, normalised_by, statistics_of
-from .rerun import Rerun
+from .rerun import PassTrace, Rerun
+from .simplifications import Simplifications
 from .step_adjoint import Adjoint, Slopes, slopes_of, through_the_step
 from .traced_run import TracedStep, bytes_of_a_step, traced
 
@@ -48,11 +49,13 @@ SIDE_BY_SIDE = 1 << 20
 
 @dataclass(frozen=True)
 class Influences:
-    """Of each visit, in the order of training: its step, its example, and its influence on each query."""
+    """Of each visit, in the order in which the memory numbers them: its step, its example, its influence on queries."""
 
     steps: Int[Tensor, " visits"]
     index: Int[Tensor, " visits"]
     values: Float[Tensor, "queries visits"]
+    simplified: Simplifications
+    """What it leaves out, or takes one side of."""
 
     def by_example(self, examples: int) -> Float[Tensor, "queries examples"]:
         """All visits of an example together."""
@@ -84,10 +87,17 @@ def influences(
     chunks = [slice(first, min(first + chunk, queries)) for first in range(0, queries, chunk)]
     on_step = None if watch is None else watch(len(rerun.steps) * len(chunks))
     parts = []
+    simplified = Simplifications()
     for rows in chunks:
-        parts.append(_influences_of_chunk(rerun, targets, rows, states, kinds, budget, on_step))
+        parts.append(_influences_of_chunk(rerun, targets, rows, states, kinds, budget, on_step, simplified))
     steps, index = parts[0].steps, parts[0].index
-    return [Influences(steps, index, torch.cat([part.values[place] for part in parts])) for place in range(len(kinds))]
+    values = [torch.cat([part.values[place] for part in parts]) for place in range(len(kinds))]
+    answers = []
+    for kind, of_kind in zip(kinds, values, strict=True):
+        own = simplified if kind == "through training" else Simplifications()
+        own.look_at(steps, of_kind)
+        answers.append(Influences(steps, index, of_kind, own))
+    return answers
 
 
 @dataclass(frozen=True)
@@ -107,23 +117,27 @@ def _influences_of_chunk(
     kinds: Sequence[InfluenceKind],
     budget: int,
     on_step: OnProgress | None,
+    simplified: Simplifications,
 ) -> ChunkOfInfluences:
     rerun.load(states[-1])
     rerun.run(len(rerun.steps))
     carried = [
         CarriedBack(kind == "direct", _adjoint_of_targets(rerun, targets, rows, kind == "direct")) for kind in kinds
     ]
-    passes: list[tuple[int, Tensor]] = []
+    passes: list[tuple[int, PassTrace]] = []
     for step in _steps_back(rerun, states, budget):
+        simplified.add(step)
         for back in carried:
             back.through(rerun, step)
-        passes += [(step.number, one_pass.index) for one_pass in reversed(step.trace.passes)]
+        passes += [(step.number, one_pass) for one_pass in reversed(step.trace.passes)]
         if on_step is not None:
             on_step(1)
     passes.reverse()
-    steps = torch.cat([torch.full_like(index, number) for number, index in passes])
-    index = torch.cat([index for _, index in passes])
-    return ChunkOfInfluences(steps, index, [back.values for back in carried])
+    steps = torch.cat([torch.full_like(one_pass.index, number) for number, one_pass in passes])
+    index = torch.cat([one_pass.index for _, one_pass in passes])
+    visits = torch.cat([one_pass.first + torch.arange(len(one_pass.index)) for _, one_pass in passes])
+    order = visits.argsort()
+    return ChunkOfInfluences(steps[order], index[order], [back.values[:, order] for back in carried])
 
 
 class CarriedBack:
@@ -161,7 +175,8 @@ class CarriedBack:
         for place in range(len(step.trace.passes) - 1, -1, -1):
             pulled = step.graph(rerun, place).pull(pull, buffers, curved=not self.direct)
             for name, tensor in pulled.weights.items():
-                before[name]["weight"] += tensor
+                if name in before:
+                    before[name]["weight"] += tensor
             buffers = pulled.buffers
             lines.append(pulled.influence)
         before[BUFFERS] = buffers

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.hooks import RemovableHandle
 
@@ -27,7 +28,7 @@ DIFFERENTIABLE = SDPBackend.MATH
 
 
 class Statistic(NamedTuple):
-    """What a batch puts into a running statistic of batch normalisation, as a function of the weights."""
+    """What a batch puts into a running statistic of a normalisation, as a function of the weights."""
 
     buffer: str
     value: Tensor
@@ -49,8 +50,11 @@ class PassGraph:
     """The gradient of one batch, by parameter, as a function of the ``weights`` and of the examples' ``share``."""
 
     weights: Mapping[str, Tensor]
+    """Parameters that take a gradient, and those that took one earlier."""
     share: Float[Tensor, " b"]
     gradient: Mapping[str, Tensor]
+    read: Mapping[str, Tensor]
+    """The running statistics that the pass is normalised by, if they changed earlier."""
     statistics: list[Statistic]
     buffers: Mapping[str, Tensor]
     """The model's buffers after the pass."""
@@ -67,10 +71,15 @@ class PassGraph:
                 outputs.append(momentum * value)
                 pulls.append(before[buffer])
             before[buffer] = (1 - momentum) * before[buffer]
-        names = [name for name in self.weights if curved]
-        influence, *found = pull_back(outputs, [self.share, *(self.weights[name] for name in names)], pulls)
-        assert influence is not None  # every example has a share of some gradient
-        curvature = {name: value for name, value in zip(names, found, strict=True) if value is not None}
+        weights, read = (self.weights, self.read) if curved else ({}, {})
+        influence, *found = pull_back(outputs, [self.share, *weights.values(), *read.values()], pulls)
+        if influence is None:  # nothing that the target depends on has a gradient here
+            queries = next(len(tensor) for tensor in (*covectors.values(), *buffers.values(), self.share[None]))
+            influence = self.share.new_zeros(queries, len(self.share))
+        curvature = {name: value for name, value in zip(weights, found, strict=False) if value is not None}
+        for name, value in zip(read, found[len(weights) :], strict=True):
+            if value is not None and name in before:
+                before[name] = before[name] + value
         return Pulled(curvature, before, influence)
 
 
@@ -80,27 +89,33 @@ def build_graph(
     weights: Mapping[str, Tensor],
     fixed: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
+    settled: Iterable[str] = (),
 ) -> PassGraph:
     """Run one pass at the ``weights`` (leaves), which take the place of the model's own tensors meanwhile.
 
-    The generator is left as it is after the forward pass.
+    Of the ``fixed`` parameters those that were trained earlier are leaves too. ``settled`` are modules that changed
+    their running statistics earlier, and only read them now. The generator is left as it is after the forward pass.
     """
     statistics: list[Statistic] = []
     own = {name: buffer.clone() for name, buffer in buffers.items()}  # a forward pass changes them in place
     tensors = rerun.with_aliases({**weights, **fixed, **own})
+    of_settled = {f"{module}.running_{which}" for module in settled for which in ("mean", "var")}
+    read = {name: buffers[name].clone().requires_grad_() for name in statistics_of(rerun.model) if name in of_settled}
+    batch = rerun.batch(one_pass)
     if one_pass.generator is not None:
         torch.set_rng_state(one_pass.generator)
     with torch.enable_grad(), sdpa_kernel(DIFFERENTIABLE), _batch_statistics(rerun.model, statistics):
         # what torch.func.functional_call does around a forward pass, here around whatever the losses do with the model
-        with _reparametrize_module(rerun.model, tensors):
-            losses = rerun.losses(rerun.model, rerun.batch(one_pass))
-        share = torch.ones_like(losses, requires_grad=True)
+        with _reparametrize_module(rerun.model, tensors), normalised_by(rerun.model, read):
+            losses = rerun.losses(rerun.model, batch)
+        share = torch.ones_like(losses, requires_grad=True, dtype=torch.promote_types(losses.dtype, torch.float32))
         gradient = torch.autograd.grad(
             (share * losses).sum(), list(weights.values()), create_graph=True, allow_unused=True
         )
     found = {name: value for name, value in zip(weights, gradient, strict=True) if value is not None}
     after = {name: tensors[name] for name in buffers}
-    return PassGraph({name: weights[name] for name in found}, share, found, statistics, after)
+    earlier = {name: tensor for name, tensor in fixed.items() if tensor.requires_grad}
+    return PassGraph({**{name: weights[name] for name in found}, **earlier}, share, found, read, statistics, after)
 
 
 class SavedBytes(saved_tensors_hooks):
@@ -124,36 +139,54 @@ class SavedBytes(saved_tensors_hooks):
 
 
 def _batch_statistics(model: nn.Module, statistics: list[Statistic]) -> AbstractContextManager[None]:
-    """Collects what batch normalisation puts into its running statistics, as functions of the weights."""
+    """Collects what normalisations put into their running statistics, as functions of the weights."""
 
-    def collect(name: str, module: _BatchNorm, args: tuple) -> None:
+    def collect(name: str, module: _NormBase, args: tuple) -> None:
         if not module.training:
             return
-        (x,) = args
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        count = x.numel() // x.shape[1]
+        x = _batched(module, args[0])
         assert module.num_batches_tracked is not None
-        momentum = 1.0 / (int(module.num_batches_tracked) + 1) if module.momentum is None else module.momentum
-        variance = x.var(axes, unbiased=False) * (count / max(count - 1, 1))
-        statistics.append(Statistic(f"{name}.running_mean", x.mean(axes), momentum))
+        if isinstance(module, _BatchNorm):
+            mean, variance = of_batch(x)
+            momentum = 1.0 / (int(module.num_batches_tracked) + 1) if module.momentum is None else module.momentum
+        else:
+            mean, variance = of_instances(x)
+            momentum = module.momentum or 0.0
+        statistics.append(Statistic(f"{name}.running_mean", mean, momentum))
         statistics.append(Statistic(f"{name}.running_var", variance, momentum))
 
-    return _removed(
-        module.register_forward_pre_hook(partial(collect, name)) for name, module in _batch_norms(model).items()
-    )
+    def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        count = x.numel() // x.shape[1]
+        return x.mean(axes), x.var(axes, unbiased=False) * (count / max(count - 1, 1))
+
+    def of_instances(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.flatten(2)
+        count = x.shape[2]
+        return x.mean((0, 2)), x.var(2, unbiased=False).mean(0) * (count / max(count - 1, 1))
+
+    return _removed(module.register_forward_pre_hook(partial(collect, name)) for name, module in _norms(model).items())
 
 
 def normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Batch normalisation in evaluation mode, by statistics that autograd sees."""
+    """Normalisation in evaluation mode, by those of its statistics that autograd is to see."""
 
-    def normalise(name: str, module: _BatchNorm, args: tuple, output: Tensor) -> Tensor:
-        shape = [1, -1] + [1] * (args[0].ndim - 2)
+    def normalise(name: str, module: _NormBase, args: tuple, output: Tensor) -> Tensor:
+        x = _batched(module, args[0])
+        shape = [1, -1] + [1] * (x.ndim - 2)
         mean, variance = (statistics[f"{name}.running_{which}"].reshape(shape) for which in ("mean", "var"))
-        out = (args[0] - mean) / (variance + module.eps).sqrt()
-        return out if module.weight is None else out * module.weight.reshape(shape) + module.bias.reshape(shape)
+        out = (x - mean) / (variance + module.eps).sqrt()
+        out = out if module.weight is None else out * module.weight.reshape(shape)
+        out = out if module.bias is None else out + module.bias.reshape(shape)
+        return out.reshape(output.shape).to(output.dtype)
 
-    layers = _batch_norms(model) if statistics else {}
+    layers = {name: module for name, module in _norms(model).items() if f"{name}.running_mean" in statistics}
     return _removed(module.register_forward_hook(partial(normalise, name)) for name, module in layers.items())
+
+
+def _batched(module: _NormBase, x: Tensor) -> Tensor:
+    """The input of a normalisation with an axis of examples: that of instances also takes a single one."""
+    return x[None] if isinstance(module, _InstanceNorm) and x.ndim == module._get_no_batch_dim() else x
 
 
 @contextmanager
@@ -165,12 +198,12 @@ def _removed(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         yield
 
 
-def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch normalisation layers that keep running statistics."""
+def _norms(model: nn.Module) -> dict[str, _NormBase]:
+    """The normalisations (of batches, of instances) that keep running statistics."""
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
+        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None
     }
 
 
@@ -178,6 +211,6 @@ def statistics_of(model: nn.Module) -> dict[str, Tensor]:
     """Their running statistics, by the names of the buffers."""
     return {
         f"{name}.running_{which}": getattr(module, f"running_{which}")
-        for name, module in _batch_norms(model).items()
+        for name, module in _norms(model).items()
         for which in ("mean", "var")
     }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from dualform.errors import QueryError, UnsupportedOptimizer
-from dualform.rules import OTHERS, RULES, path_of
+from dualform.rules import OTHERS, RULES, Rule, path_of
 from dualform.store import (
     SETTING,
     Modes,
@@ -153,6 +153,16 @@ def _together(passes: Sequence[PassTrace]) -> tuple[PassTrace, ...]:
     return tuple(replace(one_pass, step=indices, place=place) for place, one_pass in enumerate(passes))
 
 
+def parameters_with_guessed_settings(store: Store) -> list[str]:
+    """The parameters whose settings at each step are those of another one with the same rule, as nothing else is known.
+
+    Without a log of the run a memory holds the settings of those parameters that slots explain.
+    """
+    if store.manifest.run_log is not None:
+        return []
+    return [name for name in ordered_names(store) if not len(store.schedule(name).steps)]
+
+
 def _of_same_rule(store: Store, name: str, lines: Mapping[str, ParameterSteps]) -> ParameterSteps:
     rule = store.parameters[name].rule
     for other, steps in lines.items():
@@ -193,6 +203,18 @@ def rebuild_optimizers(store: Store, model: nn.Module, make: MakeOptimizer | Non
         optimizer.param_groups[:] = [{**group, "params": [parameter]} for parameter in own]
         optimizers.append(optimizer)
     return optimizers
+
+
+def taught_rules(store: Store, optimizers: Sequence[optim.Optimizer], model: nn.Module) -> dict[type, Rule]:
+    """The rules with which the memory was recorded, for optimisers that the library has none for."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    taught: dict[type, Rule] = {}
+    for optimizer in optimizers:
+        kind, held = type(optimizer), [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        rules = [store.rule(name) for name in held if name in store.parameters]
+        if kind not in RULES and path_of(kind) not in OTHERS and rules and rules[0] is not None:
+            taught[kind] = rules[0]
+    return taught
 
 
 def _class_at(path: str) -> Any:
