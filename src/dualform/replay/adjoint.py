@@ -171,9 +171,9 @@ class CarriedBack:
         before, pull = through_the_step(step.steps, step.gradients, step.scaling, adjoint, slopes, held=self.direct)
         for name, tensors in adjoint.items():
             before.setdefault(name, tensors)
-        buffers = dict(adjoint[BUFFERS])
+        buffers, queries = dict(adjoint[BUFFERS]), next(len(tensors["weight"]) for tensors in adjoint.values())
         for place in range(len(step.trace.passes) - 1, -1, -1):
-            pulled = step.graph(rerun, place).pull(pull, buffers, curved=not self.direct)
+            pulled = step.graph(rerun, place).pull(pull, buffers, queries=queries, curved=not self.direct)
             for name, tensor in pulled.weights.items():
                 if name in before:
                     before[name]["weight"] += tensor

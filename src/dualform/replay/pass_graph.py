@@ -59,7 +59,9 @@ class PassGraph:
     buffers: Mapping[str, Tensor]
     """The model's buffers after the pass."""
 
-    def pull(self, covectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *, curved: bool) -> Pulled:
+    def pull(
+        self, covectors: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *, queries: int, curved: bool
+    ) -> Pulled:
         """Carry the adjoint of the gradient (and of the buffers after the pass) back to before the pass."""
         outputs = [value for name, value in self.gradient.items() if value.requires_grad and name in covectors]
         pulls = [covectors[name] for name, value in self.gradient.items() if value.requires_grad and name in covectors]
@@ -74,7 +76,6 @@ class PassGraph:
         weights, read = (self.weights, self.read) if curved else ({}, {})
         influence, *found = pull_back(outputs, [self.share, *weights.values(), *read.values()], pulls)
         if influence is None:  # nothing that the target depends on has a gradient here
-            queries = next(len(tensor) for tensor in (*covectors.values(), *buffers.values(), self.share[None]))
             influence = self.share.new_zeros(queries, len(self.share))
         curvature = {name: value for name, value in zip(weights, found, strict=False) if value is not None}
         for name, value in zip(read, found[len(weights) :], strict=True):

@@ -250,12 +250,15 @@ class Rerun:
             self._norms[self.position] = math.hypot(*[float(gradient.double().norm()) for gradient in gradients])
         norm, scale = self._norms[self.position] + 1e-6, self._scales[self.position]
         if self.clip_norm is None and is_scaled(scale) and scale > 0 and not self._is_no_clipping:
-            self.clip_norm = _round_number_near(scale * norm)
+            self.clip_norm = _round_number_near(scale * norm, self._precision_of_gradients())
         if self.clip_norm is not None and abs(scale - min(1.0, self.clip_norm / norm)) < 1e-3 * scale:
             return self.clip_norm, 1.0
         if is_scaled(scale):
             self.held_factors.add(self.position + 1)
         return None, scale if is_scaled(scale) else 1.0
+
+    def _precision_of_gradients(self) -> float:
+        return max(torch.finfo(p.grad.dtype).eps for p in self.parameters.values() if p.grad is not None)
 
     def doubts_clipping(self) -> bool:
         """Look back at all of training: whether some factors that were taken for those of clipping cannot be that.
@@ -341,9 +344,10 @@ def is_scaled(scale: float) -> bool:
     return abs(scale - 1.0) >= 1e-5
 
 
-def _round_number_near(bound: float) -> float:
-    """The norm that a loop probably clips to: a number of few digits, if one is as near as the precision allows."""
-    for digits, tolerance in [*((digits, 1e-6) for digits in range(1, 6)), (4, 1e-4)]:
+def _round_number_near(bound: float, precision: float) -> float:
+    """The norm that a loop probably clips to: a number of few digits, if the precision of gradients allows to tell."""
+    tolerance = min(max(1e-12, 16 * precision), 1e-3)
+    for digits in range(1, int(-math.log10(tolerance))):
         number = float(f"{bound:.{digits}g}")
         if abs(number - bound) < tolerance * bound:
             return number
