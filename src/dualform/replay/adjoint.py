@@ -25,11 +25,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
 
 from dualform.progress import OnProgress
 
-from .pass_graph import DIFFERENTIABLE, normalised_by, statistics_of
+from .pass_graph import differentiable_twice, normalised_by, statistics_of
 from .rerun import PassTrace, Rerun
 from .simplifications import Simplifications
 from .step_adjoint import Adjoint, Slopes, slopes_of, through_the_step
@@ -198,7 +197,7 @@ def _adjoint_of_targets(rerun: Rerun, targets: Targets, rows: slice, direct: boo
     buffers = {} if direct else {name: buffer.clone().requires_grad_() for name, buffer in statistics_of(model).items()}
     parameters = rerun.trained_parameters()
     leaves = [*parameters.values(), *buffers.values()]
-    with _evaluating(model), _with_gradients(parameters.values()), sdpa_kernel(DIFFERENTIABLE):
+    with _evaluating(model), _with_gradients(parameters.values()), differentiable_twice():
         with torch.enable_grad(), normalised_by(model, buffers):
             values = targets(model)[rows]
         found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]

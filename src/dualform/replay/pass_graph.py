@@ -5,7 +5,7 @@ through it gives the curvature of the loss along an adjoint, and the influence o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
 from .rerun import PassTrace, Rerun
@@ -105,7 +106,7 @@ def build_graph(
     batch = rerun.batch(one_pass)
     if one_pass.generator is not None:
         torch.set_rng_state(one_pass.generator)
-    with torch.enable_grad(), sdpa_kernel(DIFFERENTIABLE), _batch_statistics(rerun.model, statistics):
+    with torch.enable_grad(), differentiable_twice(), _batch_statistics(rerun.model, statistics):
         # what torch.func.functional_call does around a forward pass, here around whatever the losses do with the model
         with _reparametrize_module(rerun.model, tensors), normalised_by(rerun.model, read):
             losses = rerun.losses(rerun.model, batch)
@@ -117,6 +118,23 @@ def build_graph(
     after = {name: tensors[name] for name in buffers}
     earlier = {name: tensor for name, tensor in fixed.items() if tensor.requires_grad}
     return PassGraph({**{name: weights[name] for name in found}, **earlier}, share, found, read, statistics, after)
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Attention that can be differentiated twice, and activations kept where the model would compute them again: the
+    reentrant kind of checkpointing hides its second derivative, and the other one draws random numbers again.
+    """
+    function = checkpointing.CheckpointFunction
+    own_hook = checkpointing._checkpoint_hook
+    function.apply = staticmethod(lambda run, preserve_rng_state, *args: run(*args))
+    checkpointing._checkpoint_hook = lambda frame: nullcontext()
+    try:
+        with sdpa_kernel(DIFFERENTIABLE):
+            yield
+    finally:
+        checkpointing._checkpoint_hook = own_hook
+        del function.apply
 
 
 class SavedBytes(saved_tensors_hooks):

@@ -70,6 +70,8 @@ class StepTrace:
     """The optimisers that took this step; None: all of them."""
     modes: Modes | None = None
     """What was in evaluation mode and what took no gradient, if that was recorded."""
+    has_zero_gradients: bool = False
+    """Whether a step without passes found gradients of 0, with which momentum and weight decay go on."""
 
 
 @dataclass
@@ -207,7 +209,7 @@ class Rerun:
             self.end_step(trace, *self.scaling_of(trace))
 
     def begin_step(self) -> StepTrace:
-        """Set the optimisers and the modules as they were in the next step; no parameter has a gradient then."""
+        """Set the optimisers and the modules as they were in the next step; no parameter has a gradient then, or all are 0."""
         trace = self.steps[self.position]
         groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
         for (group, defaults), settings in zip(groups, trace.groups, strict=True):
@@ -215,6 +217,11 @@ class Rerun:
         self.set_modes(trace.modes)
         for parameter in self.parameters.values():
             parameter.grad = None
+        if trace.has_zero_gradients:
+            for optimizer, _ in self.stepping(trace):
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         return trace
 
     def end_step(self, trace: StepTrace, clip_norm: float | None, factor: float) -> None:

@@ -83,9 +83,16 @@ def _logged_traces(store: Store, log: RunLog, index: str) -> list[StepTrace]:
                 gradient_norm=float(np.linalg.norm(list(stepped.values()))),
                 optimizers=tuple(stepped),
                 modes=_modes_at(log, step),
+                has_zero_gradients=not passes[step - 1] and not any(stepped.values()) and _moved(numbers, starts, step),
             )
         )
     return traces
+
+
+def _moved(numbers: Mapping[str, np.ndarray], starts: np.ndarray, step: int) -> bool:
+    """Whether a step changed weights, as far as their checksum knows."""
+    checksums = [numbers["checksum"][starts[at - 1]] for at in (step - 1, step) if starts[at - 1] < starts[at]]
+    return step == 1 or len(checksums) < 2 or checksums[0] != checksums[1]
 
 
 def _modes_at(log: RunLog, step: int) -> Modes:
@@ -112,7 +119,8 @@ def _traces_without_log(store: Store, index: str) -> list[StepTrace]:
         places = {name: lines[name].find(step) for name in names}
         settings = tuple({} if place is None else lines[name].settings_at(place) for name, place in places.items())
         scales = [lines[name].scale[place] for name, place in places.items() if place is not None]
-        traces.append(StepTrace(passes[step - 1], settings, scale=float(np.median(scales)) if scales else 1.0))
+        scale = float(np.median(scales)) if scales and passes[step - 1] else 1.0
+        traces.append(StepTrace(passes[step - 1], settings, scale=scale, has_zero_gradients=not passes[step - 1]))
     return traces
 
 

@@ -140,7 +140,12 @@ class ReferenceRun:
                 f"torch.set_num_threads({log.threads}) before it is run again."
             )
         of_step = self.rerun.steps[step - 1].passes
-        if of_step and (function := self._does_not_repeat(of_step[0])):
+        if not of_step:
+            return (
+                "No batch belongs to this step: the loop stepped again with the gradients of an earlier one, which is "
+                "not run again yet."
+            )
+        if function := self._does_not_repeat(of_step[0]):
             return (
                 f"`{function}` gives something else when it is called twice with the same arguments: it draws random "
                 "numbers, or counts its calls. Make it a function of its arguments, with a seed for each example."
@@ -178,8 +183,9 @@ class ReferenceRun:
     def _other_reasons_at_first(self) -> str:
         return (
             "`data` gives other inputs than the loop saw, the number of threads is another one "
-            f"({torch.get_num_threads()} now), or the optimiser has an option that is no number (fused, foreach): "
-            "optimizer=dualform.tasks.optimizer_of(optimizer)."
+            f"({torch.get_num_threads()} now), the optimiser has an option that is no number (fused, foreach: "
+            "optimizer=dualform.tasks.optimizer_of(optimizer)), or the loop changed gradients otherwise than all of "
+            "them by one factor (clipped by value, or some parameters)."
         )
 
     def _does_not_repeat(self, one_pass: PassTrace) -> str:
