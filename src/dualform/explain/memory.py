@@ -219,8 +219,8 @@ class Memory:
         ``losses(model, batch)`` gives each example's share of the loss that the loop backpropagated: the shares sum to
         it. ``data(indices)`` gives the batch with these noted indices as the loop saw it. ``run.check()`` says whether
         the run comes out bit for bit. ``optimizer`` builds an optimiser that a taught rule explains.
-        ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and changes
-        nothing else.
+        ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and
+        changes nothing else.
         """
         return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer, budget=budget)
 

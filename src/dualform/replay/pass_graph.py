@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -21,11 +22,16 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
+from dualform.errors import QueryError
+
 from .rerun import PassTrace, Rerun
 from .step_adjoint import pull_back
 
 DIFFERENTIABLE = SDPBackend.MATH
 """Attention that can be differentiated twice: the fused kernels cannot."""
+
+
+NO_SECOND_DERIVATIVE = ("is not implemented", "once_differentiable", "incompatible with .grad()")
 
 
 class Statistic(NamedTuple):
@@ -75,7 +81,15 @@ class PassGraph:
                 pulls.append(before[buffer])
             before[buffer] = (1 - momentum) * before[buffer]
         weights, read = (self.weights, self.read) if curved else ({}, {})
-        influence, *found = pull_back(outputs, [self.share, *weights.values(), *read.values()], pulls)
+        try:
+            influence, *found = pull_back(outputs, [self.share, *weights.values(), *read.values()], pulls)
+        except RuntimeError as error:  # of torch, and by its words alone
+            if not any(words in str(error) for words in NO_SECOND_DERIVATIVE):
+                raise
+            raise QueryError(
+                f"influence differentiates the backward pass of a batch once more, and this model has no second "
+                f"derivative ({str(error).splitlines()[0]}). Replace that operation, or ask run.retrain(without=…)."
+            ) from error
         if influence is None:  # nothing that the target depends on has a gradient here
             influence = self.share.new_zeros(queries, len(self.share))
         curvature = {name: value for name, value in zip(weights, found, strict=False) if value is not None}
@@ -106,7 +120,8 @@ def build_graph(
     batch = rerun.batch(one_pass)
     if one_pass.generator is not None:
         torch.set_rng_state(one_pass.generator)
-    with torch.enable_grad(), differentiable_twice(), _batch_statistics(rerun.model, statistics):
+    model = rerun.model
+    with torch.enable_grad(), differentiable_twice(), _by_frequency(model), _batch_statistics(model, statistics):
         # what torch.func.functional_call does around a forward pass, here around whatever the losses do with the model
         with _reparametrize_module(rerun.model, tensors), normalised_by(rerun.model, read):
             losses = rerun.losses(rerun.model, batch)
@@ -201,6 +216,44 @@ def normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> Abstrac
 
     layers = {name: module for name, module in _norms(model).items() if f"{name}.running_mean" in statistics}
     return _removed(module.register_forward_hook(partial(normalise, name)) for name, module in layers.items())
+
+
+@contextmanager
+def _by_frequency(model: nn.Module) -> Iterator[None]:
+    """Embeddings whose gradients are divided by how often a word is in the batch: torch leaves that out of its second
+    derivative. Here the division is an operation of the first backward pass, and gone before the second one.
+    """
+    with ExitStack() as hooks:
+
+        def embed(module: nn.Embedding, args: tuple, output: Tensor) -> Tensor:
+            if not output.requires_grad:
+                return output
+            (x,) = args
+            frequency = x.flatten().bincount()[x].unsqueeze(-1)
+            out = F.embedding(x, module.weight, module.padding_idx)
+            hooks.callback(out.register_hook(lambda error: error / frequency).remove)
+            return out
+
+        for module in _divided_embeddings(model):
+            hooks.callback(module.register_forward_hook(embed).remove)
+        yield
+
+
+def _divided_embeddings(model: nn.Module) -> list[nn.Embedding]:
+    return [module for module in model.modules() if isinstance(module, nn.Embedding) and module.scale_grad_by_freq]
+
+
+@contextmanager
+def undivided(model: nn.Module) -> Iterator[None]:
+    """Embeddings whose gradients are plain derivatives."""
+    layers = _divided_embeddings(model)
+    for module in layers:
+        module.scale_grad_by_freq = False
+    try:
+        yield
+    finally:
+        for module in layers:
+            module.scale_grad_by_freq = True
 
 
 def _batched(module: _NormBase, x: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ class Rerun:
             self.end_step(trace, *self.scaling_of(trace))
 
     def begin_step(self) -> StepTrace:
-        """Set the optimisers and the modules as they were in the next step; no parameter has a gradient then, or all are 0."""
+        """Set the optimisers and the modules as they were in the next step; gradients are those before its passes."""
         trace = self.steps[self.position]
         groups = [(group, optimizer.defaults) for optimizer in self.optimizers for group in optimizer.param_groups]
         for (group, defaults), settings in zip(groups, trace.groups, strict=True):

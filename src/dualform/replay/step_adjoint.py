@@ -159,7 +159,13 @@ def pull_back(
         return [None] * len(inputs)
     if len(covectors[0]) == 1:  # without the cost of batching
         return [None if value is None else value[None] for value in gradient([covector[0] for covector in covectors])]
-    return list(gradient(covectors, is_grads_batched=True))
+    try:
+        return list(gradient(covectors, is_grads_batched=True))
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+    by_query = [gradient(list(of_query)) for of_query in zip(*covectors, strict=True)]  # an operation knows no batches
+    return [None if parts[0] is None else torch.stack(parts) for parts in zip(*by_query, strict=True)]
 
 
 def _through_the_scaling(

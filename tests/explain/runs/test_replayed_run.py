@@ -166,7 +166,7 @@ def test_a_tight_budget_changes_no_answer(run, recorded):
     for budget in (1, "40 kB"):  # a query at a time, stretches halved to single steps; and something in between
         tight = memory.replay(model, losses, lambda index: (x[index - 100], y[index - 100]), budget=budget)
         calls = []
-        narrow = tight.influence(inputs, target=1, progress=lambda *call: calls.append(call))
+        narrow = tight.influence(inputs, target=1, progress=lambda *call, calls=calls: calls.append(call))
         torch.testing.assert_close(narrow.values, wide.values, rtol=1e-9, atol=1e-12)
         assert calls[-1][1] == calls[-1][2] and calls[-1][2] % 20 == 0  # a way back of 20 steps for each chunk
     with pytest.raises(QueryError, match="is no number of bytes"):
