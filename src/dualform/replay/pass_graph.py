@@ -32,6 +32,15 @@ DIFFERENTIABLE = SDPBackend.MATH
 
 
 NO_SECOND_DERIVATIVE = ("is not implemented", "once_differentiable", "incompatible with .grad()")
+"""What torch says where it cannot differentiate a backward pass."""
+
+SECOND_DERIVATIVE = (
+    "influence differentiates the backward pass of a batch once more, and this model has no second derivative"
+)
+WAY_OUT = "Replace that operation, or ask run.retrain(without=…)."
+
+LARGEST_PART_MISSING = 1e-2
+"""Of the gradient of a batch along an adjoint, what rounding may explain, also in bfloat16."""
 
 
 class Statistic(NamedTuple):
@@ -86,17 +95,29 @@ class PassGraph:
         except RuntimeError as error:  # of torch, and by its words alone
             if not any(words in str(error) for words in NO_SECOND_DERIVATIVE):
                 raise
-            raise QueryError(
-                f"influence differentiates the backward pass of a batch once more, and this model has no second "
-                f"derivative ({str(error).splitlines()[0]}). Replace that operation, or ask run.retrain(without=…)."
-            ) from error
+            raise QueryError(f"{SECOND_DERIVATIVE} ({str(error).splitlines()[0]}). {WAY_OUT}") from error
         if influence is None:  # nothing that the target depends on has a gradient here
             influence = self.share.new_zeros(queries, len(self.share))
+        self._require_all_shares(influence[0], covectors)
         curvature = {name: value for name, value in zip(weights, found, strict=False) if value is not None}
         for name, value in zip(read, found[len(weights) :], strict=True):
             if value is not None and name in before:
                 before[name] = before[name] + value
         return Pulled(curvature, before, influence)
+
+    def _require_all_shares(self, influence: Float[Tensor, " b"], covectors: Mapping[str, Tensor]) -> None:
+        """Raise unless the shares of the examples make up the whole gradient along the first covector.
+
+        The gradient is linear in them, so this holds whatever the model is; unless part of its backward pass is hidden.
+        """
+        products = [covectors[name][0] * value.detach() for name, value in self.gradient.items() if name in covectors]
+        whole = sum(float(product.double().sum()) for product in products)
+        size = sum(float(product.double().abs().sum()) for product in products) + float(influence.double().abs().sum())
+        if abs(float(influence.double().sum()) - whole) > LARGEST_PART_MISSING * size:
+            raise QueryError(
+                f"{SECOND_DERIVATIVE} (the gradient of a batch is not the sum of what its examples add to it: an "
+                f"operation with a backward pass of its own hides the rest). {WAY_OUT}"
+            )
 
 
 def build_graph(
