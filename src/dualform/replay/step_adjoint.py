@@ -121,17 +121,17 @@ def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]
         if late not in after:
             continue
         if early not in total:
-            stays = isinstance(slope, float) and slope == 1.0 and late == early
+            stays = not isinstance(slope, Tensor) and slope == 1.0 and late == early
             total[early] = after[late] if stays else slope * after[late]
             own |= set() if stays else {early}
             continue
         if early not in own:
             total[early] = total[early].clone()
             own.add(early)
-        if isinstance(slope, float):
-            total[early].add_(after[late], alpha=slope)
-        else:
+        if isinstance(slope, Tensor):
             total[early].addcmul_(slope, after[late])
+        else:
+            total[early].add_(after[late], alpha=slope)
     return total
 
 

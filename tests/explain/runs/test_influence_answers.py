@@ -29,8 +29,8 @@ def test_the_visits_of_an_example_sum_to_its_influence(name, tmp_path):
                 visits = influence.visits_of(example, query)
                 total = sum(value for _, value in visits)
                 assert total == pytest.approx(float(influence.values[query, place]), rel=1e-12, abs=1e-15)
-            assert len(visits) == int((run.visits["index"].to_numpy() == example).sum())
-            assert [step for step, _ in visits] == sorted(step for step, _ in visits)
+                assert len(visits) == int((run.visits["index"].to_numpy() == example).sum())
+                assert [step for step, _ in visits] == sorted(step for step, _ in visits)
 
 
 @pytest.mark.parametrize("name", ["accumulation", "an example twice in a batch", "dropout"])
@@ -126,6 +126,8 @@ def test_a_direct_answer_is_the_sum_of_what_the_ledger_has(name, tmp_path):
 
 class RunningMean(nn.Module):
     """Subtracts a running mean of its own, which the adjoint knows nothing of."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()

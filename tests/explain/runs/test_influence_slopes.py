@@ -183,7 +183,7 @@ class Lion(optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.1})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -197,10 +197,10 @@ def record_lion(path: Any, beside: bool) -> ReplayedRun:
     """A training whose first layer is stepped by Lion, or the whole network."""
     torch.manual_seed(0)
     x, y, model = torch.randn(N, D).double(), torch.randint(C, (N,)), mlp().double()
-    first = [*model[0].parameters()] if beside else [*model.parameters()]
+    first = [*model.get_submodule("0").parameters()] if beside else [*model.parameters()]
     optimizers: list[optim.Optimizer] = [Lion(first)]
     if beside:
-        optimizers.append(optim.Adam(model[2].parameters(), lr=0.02))
+        optimizers.append(optim.Adam(model.get_submodule("2").parameters(), lr=0.02))
     loop = Loop(by(optim.SGD))
     with dualform.record(
         model, optimizers, path, dtype="float64", keep="replay", rules={Lion: LION}, progress=False
@@ -237,7 +237,10 @@ def test_where_all_steps_are_signs_influence_is_refused_and_the_way_out_named(tm
 def test_signs_of_one_optimiser_leave_the_slopes_of_another(tmp_path):
     lion = record_lion(tmp_path / "lion", beside=True)
     rprop, _ = Loop(
-        lambda model: [optim.Adam(model[0].parameters(), lr=0.02), optim.Rprop(model[2].parameters(), lr=0.01)]
+        lambda model: [
+            optim.Adam(model.get_submodule("0").parameters(), lr=0.02),
+            optim.Rprop(model.get_submodule("2").parameters(), lr=0.01),
+        ]
     ).record(tmp_path / "rprop")
     for run, name in ((lion, "Lion"), (rprop, "Rprop")):
         assert_slopes(run)

@@ -286,8 +286,8 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, error: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (x,), (error,) = ctx.saved_tensors, grad_outputs
         return error * (1 - x.tanh() ** 2)
 
 
@@ -323,7 +323,8 @@ class Words(nn.Module):
 def test_influence_is_the_slope_where_gradients_are_divided_by_frequency(tmp_path):
     run = Recorded(tmp_path / "run", Words, by(optim.SGD, lr=0.2)).run()
     assert_slopes(run)
-    assert run.retrain().embed.scale_grad_by_freq
+    embed = run.retrain().get_submodule("embed")
+    assert isinstance(embed, nn.Embedding) and embed.scale_grad_by_freq
 
 
 class Named(nn.Module):
@@ -388,12 +389,13 @@ def test_a_rule_that_was_taught_explains_the_optimiser_of_a_run(tmp_path):
             super().__init__(params, {"rate": rate})
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for p in group["params"]:
                     p.sub_(p.grad, alpha=group["rate"])
 
-    rule = Rule("Plain", lambda s: Transition(wg=-s["rate"]))
+    # whole numbers, as one writes them; the buffer is never used
+    rule = Rule("Plain", lambda s: Transition(ww=1, wm=-1, mm=1, mw=0, wg=-s["rate"]), buffer="nothing")
     torch.manual_seed(0)
     model = mlp().double()
     optimizer = Plain(model.parameters())
