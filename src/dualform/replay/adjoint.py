@@ -197,7 +197,7 @@ def _adjoint_of_targets(rerun: Rerun, targets: Targets, rows: slice, direct: boo
     buffers = {} if direct else {name: buffer.clone().requires_grad_() for name, buffer in statistics_of(model).items()}
     parameters = rerun.trained_parameters()
     leaves = [*parameters.values(), *buffers.values()]
-    with _evaluating(model), undivided(model), _with_gradients(parameters.values()), differentiable_twice():
+    with _evaluating(model), undivided(model), _with_gradients(parameters.values()), differentiable_twice(model):
         with torch.enable_grad(), normalised_by(model, buffers):
             values = targets(model)[rows]
         found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]

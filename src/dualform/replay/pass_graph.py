@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
 from torch.utils.hooks import RemovableHandle
 
@@ -142,7 +143,7 @@ def build_graph(
     if one_pass.generator is not None:
         torch.set_rng_state(one_pass.generator)
     model = rerun.model
-    with torch.enable_grad(), differentiable_twice(), _by_frequency(model), _batch_statistics(model, statistics):
+    with torch.enable_grad(), differentiable_twice(model), _by_frequency(model), _batch_statistics(model, statistics):
         # what torch.func.functional_call does around a forward pass, here around whatever the losses do with the model
         with _reparametrize_module(rerun.model, tensors), normalised_by(rerun.model, read):
             losses = rerun.losses(rerun.model, batch)
@@ -156,8 +157,23 @@ def build_graph(
     return PassGraph({**{name: weights[name] for name in found}, **earlier}, share, found, read, statistics, after)
 
 
+class PlainWeightNorm(TorchFunctionMode):
+    """Computes weight normalisation by its formula: the second derivative of torch's fused one is wrong."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if func is not torch._weight_norm:
+            return func(*args, **(kwargs or {}))
+        v, g, dim = (*args, 0)[:3]
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _has_weight_norm(model: nn.Module) -> bool:
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return any(type(part).__name__ in ("WeightNorm", "_WeightNorm") for part in (*model.modules(), *hooks))
+
+
 @contextmanager
-def differentiable_twice() -> Iterator[None]:
+def differentiable_twice(model: nn.Module) -> Iterator[None]:
     """Attention that can be differentiated twice, and activations kept where the model would compute them again: the
     reentrant kind of checkpointing hides its second derivative, and the other one draws random numbers again.
     """
@@ -166,7 +182,7 @@ def differentiable_twice() -> Iterator[None]:
     function.apply = staticmethod(lambda run, preserve_rng_state, *args: run(*args))
     checkpointing._checkpoint_hook = lambda frame: nullcontext()
     try:
-        with sdpa_kernel(DIFFERENTIABLE):
+        with sdpa_kernel(DIFFERENTIABLE), PlainWeightNorm() if _has_weight_norm(model) else nullcontext():
             yield
     finally:
         checkpointing._checkpoint_hook = own_hook

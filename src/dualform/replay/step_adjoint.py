@@ -9,6 +9,7 @@ parameter, or plain numbers, computed once for all queries.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -159,12 +160,9 @@ def pull_back(
         return [None] * len(inputs)
     if len(covectors[0]) == 1:  # without the cost of batching
         return [None if value is None else value[None] for value in gradient([covector[0] for covector in covectors])]
-    try:
+    with suppress(RuntimeError):  # of an operation that torch cannot batch, such as GroupNorm
         return list(gradient(covectors, is_grads_batched=True))
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-    by_query = [gradient(list(of_query)) for of_query in zip(*covectors, strict=True)]  # an operation knows no batches
+    by_query = [gradient(list(of_query)) for of_query in zip(*covectors, strict=True)]
     return [None if parts[0] is None else torch.stack(parts) for parts in zip(*by_query, strict=True)]
 
 

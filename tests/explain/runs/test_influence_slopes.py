@@ -279,6 +279,17 @@ def instance_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(D, 8), nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Tanh(), nn.Linear(8, C))
 
 
+def weight_norm() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(D, 7)), nn.Tanh(), nn.Linear(7, C))
+
+
+def other_norms() -> nn.Module:
+    groups = nn.Sequential(nn.Linear(D, 8), nn.GroupNorm(2, 8), nn.PReLU(), nn.Unflatten(1, (2, 4)))
+    return nn.Sequential(
+        groups, nn.ConvTranspose1d(2, 3, 2), nn.LayerNorm(5), nn.Flatten(), nn.SiLU(), nn.Linear(15, C)
+    )
+
+
 class Tied(nn.Module):
     """One matrix under two names."""
 
@@ -352,6 +363,8 @@ LOOPS = {
     "trained from midway on": Loop(ADAM, before_step=unfreeze_first),
     "an example twice in a batch": Loop(ADAM, batch=lambda step: torch.tensor([1, 1, 2, 3 + step, 1])),
     "activations that stay": Loop(ADAM, KeepsActivations),
+    "weight norm": Loop(ADAM, weight_norm),
+    "norms of groups and layers": Loop(ADAM, other_norms),
     "slots are kept too": Loop(ADAM, keep="slots", clip=0.5),
 }
 
