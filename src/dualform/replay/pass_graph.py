@@ -161,9 +161,10 @@ class PlainWeightNorm(TorchFunctionMode):
     """Computes weight normalisation by its formula: the second derivative of torch's fused one is wrong."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        if func is not torch._weight_norm:
+        if getattr(func, "__name__", "") != "_weight_norm":
             return func(*args, **(kwargs or {}))
-        v, g, dim = (*args, 0)[:3]
+        v, g = args[:2]
+        dim = args[2] if len(args) > 2 else 0
         return v * (g / torch.norm_except_dim(v, 2, dim))
 
 

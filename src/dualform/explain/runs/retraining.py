@@ -194,22 +194,15 @@ def renormalised(rerun: Rerun, weights: VisitWeights) -> VisitWeights:
 
 def _run_recorded(rerun: Rerun, path: str | os.PathLike, visits: pa.Table, dtype: Any) -> None:
     """Run all steps, and record them as a memory of their own, with the columns of the first one."""
-    passes = iter([one_pass for step in rerun.steps for one_pass in step.passes])
     noted = [name for name in visits.column_names if name not in ("visit", "step", "row", "rank")]
-    data = rerun.data
     with record(
         rerun.model, list(rerun.optimizers), path, dtype=dtype, rules=rerun.taught, progress=False
     ) as tape:  # fmt: skip
-
-        def noting(index: Tensor) -> Any:
-            _note(tape, next(passes), visits, noted)
-            return data(index)
-
-        rerun.data = noting
+        rerun.before_pass = lambda one_pass: _note(tape, one_pass, visits, noted)
         try:
             rerun.run(len(rerun.steps))
         finally:
-            rerun.data = data
+            rerun.before_pass = None
 
 
 def _note(tape: Tape, one_pass: PassTrace, visits: pa.Table, names: Sequence[str]) -> None:
