@@ -37,12 +37,13 @@ def copied(value: CopiedT, holding: nn.Module | None = None) -> CopiedT:
         ) from error
 
 
-def loose_values(model: nn.Module) -> LooseValues:
-    """The numbers and the tensors among the attributes of modules, and buffers that are not persistent, copied."""
+def loose_values(model: nn.Module, *, buffers: bool = True) -> LooseValues:
+    """The numbers and the tensors among the attributes of modules, copied; and ``buffers`` that are not persistent."""
     values: LooseValues = {}
     for name, module in model.named_modules():
         own = {key: value for key, value in vars(module).items() if key != "training" and _is_loose(value)}
-        own |= {key: module._buffers[key] for key in module._non_persistent_buffers_set if key in module._buffers}
+        if buffers:
+            own |= {key: module._buffers[key] for key in module._non_persistent_buffers_set if key in module._buffers}
         if own:
             values[name] = {
                 key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in own.items()

@@ -90,7 +90,7 @@ def _traced_step(rerun: Rerun, with_graphs: bool) -> TracedStep:
     buffers, passes, graphs, loose, own_buffers = [], [], [], [], set()
     for one_pass in trace.passes:
         buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
-        loose.append(loose_values(model))
+        loose.append(loose_values(model, buffers=False))
         passes.append(_with_generator(one_pass))
         if with_graphs:
             graphs.append(build_graph(rerun, passes[-1], weights, fixed, buffers[-1], settled))
@@ -120,7 +120,9 @@ def _own_buffers_changed(model: nn.Module, before: Mapping[str, Tensor]) -> set[
     return {
         name
         for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and name not in followed and not torch.equal(buffer, before[name])
+        if buffer.is_floating_point()
+        and name not in followed
+        and not (name in before and torch.equal(buffer, before[name]))
     }
 
 
