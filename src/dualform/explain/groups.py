@@ -89,11 +89,16 @@ def groups_of(store: Store, column: str) -> tuple[tuple[Any, ...], Int[np.ndarra
 
     The answer is cached for the next question.
     """
-    if column not in store.visits.column_names:
+    require_column(store.visits, column)
+    return store.cache.column_groups(column, lambda: groups_of_visits(store.visits, column))
+
+
+def require_column(visits: pa.Table, column: str) -> None:
+    """Raise unless the visits have a column."""
+    if column not in visits.column_names:
         raise UnknownColumn(
-            f"no column '{column}' among the visits: there are {store.visits.column_names}. Note it while recording."
+            f"no column '{column}' among the visits: there are {visits.column_names}. Note it while recording."
         )
-    return store.cache.column_groups(column, lambda: _encode(store.visits, column))
 
 
 def groups_from_values(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
@@ -101,10 +106,11 @@ def groups_from_values(store: Store, values: Iterable[Any]) -> tuple[tuple[Any, 
     labels = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
     if len(labels) != len(store.visits):
         raise QueryError(f"{len(labels):,} groups were given for the {len(store.visits):,} visits: give one for each.")
-    return _encode(pa.table({"group": labels}), "group")
+    return groups_of_visits(pa.table({"group": labels}), "group")
 
 
-def _encode(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+def groups_of_visits(visits: pa.Table, column: str) -> tuple[tuple[Any, ...], Int[np.ndarray, " V"]]:
+    """The sorted values of a column, and the number of each visit's value (one more than the last if it has none)."""
     encoded = visits[column].combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

@@ -25,12 +25,12 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
 
 from dualform.progress import OnProgress
 
-from .pass_graph import DIFFERENTIABLE, normalised_by, statistics_of
-from .rerun import Rerun
+from .pass_graph import differentiable_twice, normalised_by, statistics_of, undivided
+from .rerun import PassTrace, Rerun
+from .simplifications import Simplifications
 from .step_adjoint import Adjoint, Slopes, slopes_of, through_the_step
 from .traced_run import TracedStep, bytes_of_a_step, traced
 
@@ -48,11 +48,13 @@ SIDE_BY_SIDE = 1 << 20
 
 @dataclass(frozen=True)
 class Influences:
-    """Of each visit, in the order of training: its step, its example, and its influence on each query."""
+    """Of each visit, in the order in which the memory numbers them: its step, its example, its influence on queries."""
 
     steps: Int[Tensor, " visits"]
     index: Int[Tensor, " visits"]
     values: Float[Tensor, "queries visits"]
+    simplified: Simplifications
+    """What it leaves out, or takes one side of."""
 
     def by_example(self, examples: int) -> Float[Tensor, "queries examples"]:
         """All visits of an example together."""
@@ -84,10 +86,17 @@ def influences(
     chunks = [slice(first, min(first + chunk, queries)) for first in range(0, queries, chunk)]
     on_step = None if watch is None else watch(len(rerun.steps) * len(chunks))
     parts = []
+    simplified = Simplifications()
     for rows in chunks:
-        parts.append(_influences_of_chunk(rerun, targets, rows, states, kinds, budget, on_step))
+        parts.append(_influences_of_chunk(rerun, targets, rows, states, kinds, budget, on_step, simplified))
     steps, index = parts[0].steps, parts[0].index
-    return [Influences(steps, index, torch.cat([part.values[place] for part in parts])) for place in range(len(kinds))]
+    values = [torch.cat([part.values[place] for part in parts]) for place in range(len(kinds))]
+    answers = []
+    for kind, of_kind in zip(kinds, values, strict=True):
+        own = simplified if kind == "through training" else Simplifications()
+        own.look_at(steps, of_kind)
+        answers.append(Influences(steps, index, of_kind, own))
+    return answers
 
 
 @dataclass(frozen=True)
@@ -107,23 +116,27 @@ def _influences_of_chunk(
     kinds: Sequence[InfluenceKind],
     budget: int,
     on_step: OnProgress | None,
+    simplified: Simplifications,
 ) -> ChunkOfInfluences:
     rerun.load(states[-1])
     rerun.run(len(rerun.steps))
     carried = [
         CarriedBack(kind == "direct", _adjoint_of_targets(rerun, targets, rows, kind == "direct")) for kind in kinds
     ]
-    passes: list[tuple[int, Tensor]] = []
+    passes: list[tuple[int, PassTrace]] = []
     for step in _steps_back(rerun, states, budget):
+        simplified.add(step)
         for back in carried:
             back.through(rerun, step)
-        passes += [(step.number, one_pass.index) for one_pass in reversed(step.trace.passes)]
+        passes += [(step.number, one_pass) for one_pass in reversed(step.trace.passes)]
         if on_step is not None:
             on_step(1)
     passes.reverse()
-    steps = torch.cat([torch.full_like(index, number) for number, index in passes])
-    index = torch.cat([index for _, index in passes])
-    return ChunkOfInfluences(steps, index, [back.values for back in carried])
+    steps = torch.cat([torch.full_like(one_pass.index, number) for number, one_pass in passes])
+    index = torch.cat([one_pass.index for _, one_pass in passes])
+    visits = torch.cat([one_pass.first + torch.arange(len(one_pass.index)) for _, one_pass in passes])
+    order = visits.argsort()
+    return ChunkOfInfluences(steps[order], index[order], [back.values[:, order] for back in carried])
 
 
 class CarriedBack:
@@ -157,11 +170,12 @@ class CarriedBack:
         before, pull = through_the_step(step.steps, step.gradients, step.scaling, adjoint, slopes, held=self.direct)
         for name, tensors in adjoint.items():
             before.setdefault(name, tensors)
-        buffers = dict(adjoint[BUFFERS])
+        buffers, queries = dict(adjoint[BUFFERS]), next(len(tensors["weight"]) for tensors in adjoint.values())
         for place in range(len(step.trace.passes) - 1, -1, -1):
-            pulled = step.graph(rerun, place).pull(pull, buffers, curved=not self.direct)
+            pulled = step.graph(rerun, place).pull(pull, buffers, queries=queries, curved=not self.direct)
             for name, tensor in pulled.weights.items():
-                before[name]["weight"] += tensor
+                if name in before:
+                    before[name]["weight"] += tensor
             buffers = pulled.buffers
             lines.append(pulled.influence)
         before[BUFFERS] = buffers
@@ -183,7 +197,7 @@ def _adjoint_of_targets(rerun: Rerun, targets: Targets, rows: slice, direct: boo
     buffers = {} if direct else {name: buffer.clone().requires_grad_() for name, buffer in statistics_of(model).items()}
     parameters = rerun.trained_parameters()
     leaves = [*parameters.values(), *buffers.values()]
-    with _evaluating(model), _with_gradients(parameters.values()), sdpa_kernel(DIFFERENTIABLE):
+    with _evaluating(model), undivided(model), _with_gradients(parameters.values()), differentiable_twice(model):
         with torch.enable_grad(), normalised_by(model, buffers):
             values = targets(model)[rows]
         found = [torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True) for value in values]

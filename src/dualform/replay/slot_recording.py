@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from dualform.record import ShardLimits, Tape, record
 from dualform.store import Store, outside_inference_mode
 from dualform.types import DType
 
+from .model_copy import copied
 from .rerun import PassTrace, Rerun
 
 OWN_COLUMNS = ("visit", "step", "row")
@@ -35,7 +35,7 @@ class SlotRecording:
 
     def __init__(self, store: Store, rerun: Rerun, options: SlotOptions) -> None:
         self.options = options
-        model, optimizers = deepcopy((rerun.model, rerun.optimizers))
+        model, optimizers = copied((rerun.model, rerun.optimizers), rerun.model)
         self.rerun = replace(rerun, model=model, optimizers=optimizers, weights=None, before_pass=self._note)
         self._columns = {name: _values(store.visits[name]) for name in _noted(store.visits.column_names)}
         self._tape: Tape | None = None
@@ -63,6 +63,7 @@ class SlotRecording:
             layers=options.layers,
             dtype=options.dtype,
             batch_dim=options.batch_dim,
+            rules=self.rerun.taught,
             progress=False,
         )
         tape.limits = limits

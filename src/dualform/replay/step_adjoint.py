@@ -9,6 +9,7 @@ parameter, or plain numbers, computed once for all queries.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -121,7 +122,7 @@ def _by_slopes(slopes: Slopes, after: Mapping[str, Tensor]) -> dict[str, Tensor]
         if late not in after:
             continue
         if early not in total:
-            stays = isinstance(slope, float) and slope == 1.0 and late == early
+            stays = not isinstance(slope, Tensor) and slope == 1.0 and late == early
             total[early] = after[late] if stays else slope * after[late]
             own |= set() if stays else {early}
             continue
@@ -155,9 +156,14 @@ def pull_back(
 ) -> list[Float[Tensor, "queries ..."] | None]:
     """The gradient of Σ ⟨covector, output⟩ for each query; None for inputs that no output depends on."""
     gradient: Callable = partial(torch.autograd.grad, outputs, inputs, allow_unused=True, retain_graph=True)
+    if not outputs:
+        return [None] * len(inputs)
     if len(covectors[0]) == 1:  # without the cost of batching
         return [None if value is None else value[None] for value in gradient([covector[0] for covector in covectors])]
-    return list(gradient(covectors, is_grads_batched=True))
+    with suppress(RuntimeError):  # of an operation that torch cannot batch, such as GroupNorm
+        return list(gradient(covectors, is_grads_batched=True))
+    by_query = [gradient(list(of_query)) for of_query in zip(*covectors, strict=True)]
+    return [None if parts[0] is None else torch.stack(parts) for parts in zip(*by_query, strict=True)]
 
 
 def _through_the_scaling(
@@ -165,7 +171,7 @@ def _through_the_scaling(
 ) -> dict[str, Tensor]:
     """From the adjoint of the scaled gradients to that of the gradients. Clipping makes each depend on all of them."""
     value = scaling.value
-    if scaling.is_clipped and not held:
+    if scaling.is_clipped and not held and pull:
         along = sum(torch.einsum("q...,...->q", pulled, gradients[name]) for name, pulled in pull.items())
         assert isinstance(along, Tensor)
         slope = -value / (scaling.norm + 1e-6) / scaling.norm
@@ -228,6 +234,7 @@ def _taken_again(step: JointStep, held: bool) -> tuple[dict[str, Tensor], dict[s
         p = p.detach() if held else p
         inside = _sum((t.pg, gradient), (t.pm, buffer), (t.pw, weight))
         push = p * inside if rule.acts == "entries" else p @ inside
+        push = push.detach() if rule.signs_only and not held else push  # exactly: P x = sign(x) would leave rounding
         after = {"weight": _sum((t.ww, weight), (t.wm, buffer), (t.wg, gradient), (t.wp, push)), **shared}
         if "buffer" in leaves:
             after["buffer"] = _sum((t.mm, buffer), (t.mw, weight), (t.mg, gradient), (t.mp, push))
@@ -241,11 +248,13 @@ def _sum(*terms: tuple[float, Tensor]) -> Tensor:
 
 
 def _clear_roots_at_zero(step: JointStep, found: Iterable[Tensor]) -> None:
-    """Entries that never had a gradient give 0 · ∞: a root has no slope at 0, and there the derivative is 0."""
-    state = [tensor == 0 for name, tensor in step.tensors.items() if name != "weight"]
-    if not state:
-        return
+    """Entries that never had a gradient give 0 · ∞ under a taught rule: a root has no slope at 0, and there the
+    derivative is 0.
+    """
+    shape = step.tensors[GRADIENT].shape
+    state = [tensor == 0 for name, tensor in step.tensors.items() if name != "weight" and tensor.shape == shape]
     never = torch.stack(state).all(0)
     if bool(never.any()):
         for value in found:
-            value.masked_fill_(never & value.isnan(), 0.0)
+            if value.shape[value.ndim - len(shape) :] == shape:  # state of other shapes is no state of the entries
+                value.masked_fill_(never & value.isnan(), 0.0)

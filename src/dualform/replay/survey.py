@@ -4,7 +4,6 @@ The recorder takes the slots, around a loop of our own whose optimiser leaves th
 the pass counts as one of its steps.
 """
 
-import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from dualform.record import record
 from dualform.store import SurveyPass, load_manifest, outside_inference_mode, remove_memory
 from dualform.types import DType
 
+from .model_copy import copied
 from .rerun import Data, Losses
 
 Checkpoint = tuple[Mapping[str, Tensor] | str | os.PathLike, float]
@@ -67,7 +67,7 @@ def take_survey(
     passes = [(model.state_dict(), 1.0)] if checkpoints is None else list(checkpoints)
     if not passes:
         raise QueryError("checkpoints=[] holds none; leave it out to survey the model as it is.")
-    surveyed = copy.deepcopy(model).eval()
+    surveyed = copied(model).eval()
     for parameter in surveyed.parameters():
         parameter.grad = None
     trained = [parameter for parameter in surveyed.parameters() if parameter.requires_grad]

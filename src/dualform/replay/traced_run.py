@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.rules import Rule, Settings
 
-from .pass_graph import PassGraph, SavedBytes, build_graph
+from .model_copy import LooseValues, loose_values, restore_loose_values
+from .pass_graph import PassGraph, SavedBytes, build_graph, statistics_of
 from .rerun import PassTrace, Rerun, StepTrace
 from .step_adjoint import GRADIENT, JointStep, Scaling, has_slopes
 
@@ -28,7 +29,7 @@ class TracedStep:
     weights: Mapping[str, Tensor]
     """The parameters that take gradients, before the step, as leaves of the graphs."""
     fixed: Mapping[str, Tensor]
-    """The other parameters."""
+    """The other parameters; those that took gradients in an earlier step are leaves too."""
     gradients: Mapping[str, Tensor]
     """The summed gradients as backprop gave them, where clipping makes each depend on all of them."""
     scaling: Scaling
@@ -36,13 +37,21 @@ class TracedStep:
     """The model's buffers before each pass."""
     graphs: Sequence[PassGraph | None]
     """The passes, ready to be differentiated once more, where memory allows to keep them."""
+    loose: Sequence[LooseValues]
+    """The model's own numbers and tensors before each pass."""
+    settled: frozenset[str]
+    """The modules that only read running statistics which they changed in an earlier step."""
+    own_buffers: frozenset[str]
+    """The buffers that changed, and that the adjoint does not know how to follow."""
 
     def graph(self, rerun: Rerun, place: int) -> PassGraph:
         """One of its passes, ready to be differentiated once more."""
         kept = self.graphs[place]
         if kept is not None:
             return kept
-        return build_graph(rerun, self.trace.passes[place], self.weights, self.fixed, self.buffers[place])
+        restore_loose_values(rerun.model, self.loose[place])
+        one_pass, buffers = self.trace.passes[place], self.buffers[place]
+        return build_graph(rerun, one_pass, self.weights, self.fixed, buffers, self.settled)
 
     @property
     def tensor_bytes(self) -> int:
@@ -75,17 +84,21 @@ def _traced_step(rerun: Rerun, with_graphs: bool) -> TracedStep:
     parameters = rerun.parameters
     weights = {name: p.detach().clone().requires_grad_() for name, p in parameters.items() if p.requires_grad}
     fixed = {name: p.detach().clone() for name, p in parameters.items() if not p.requires_grad}
-    buffers, passes, graphs = [], [], []
+    for name in rerun.frozen_since(rerun.position + 1):
+        fixed[name].requires_grad_()
+    settled = frozenset(rerun.evaluating_since(rerun.position + 1))
+    buffers, passes, graphs, loose, own_buffers = [], [], [], [], set()
     for one_pass in trace.passes:
         buffers.append({name: tensor.clone() for name, tensor in model.named_buffers()})
+        loose.append(loose_values(model, buffers=False))
         passes.append(_with_generator(one_pass))
-        if not with_graphs:
+        if with_graphs:
+            graphs.append(build_graph(rerun, passes[-1], weights, fixed, buffers[-1], settled))
+            _leave_model_as_after(rerun, graphs[-1], parameters)
+        else:
             rerun.backward(one_pass)
             graphs.append(None)
-            continue
-        graph = build_graph(rerun, passes[-1], weights, fixed, buffers[-1])
-        graphs.append(graph)
-        _leave_model_as_after(rerun, graph, parameters)
+        own_buffers |= _own_buffers_changed(model, buffers[-1])
     trace = replace(trace, passes=tuple(passes))
     clip_norm, factor = rerun.scaling_of(trace)
     gradients = {}
@@ -95,7 +108,22 @@ def _traced_step(rerun: Rerun, with_graphs: bool) -> TracedStep:
     scaling = Scaling(factor, clip_norm, norm)
     steps = _steps_of(rerun, trace, scaling.value)
     rerun.end_step(trace, clip_norm, factor)
-    return TracedStep(rerun.position, trace, steps, weights, fixed, gradients, scaling, buffers, graphs)
+    return TracedStep(
+        rerun.position, trace, steps, weights, fixed, gradients, scaling, buffers, graphs, loose, settled,
+        frozenset(own_buffers),
+    )  # fmt: skip
+
+
+def _own_buffers_changed(model: nn.Module, before: Mapping[str, Tensor]) -> set[str]:
+    """The buffers that a pass has changed, but for statistics of normalisations and counters."""
+    followed = statistics_of(model)
+    return {
+        name
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+        and name not in followed
+        and not (name in before and torch.equal(buffer, before[name]))
+    }
 
 
 def _leave_model_as_after(rerun: Rerun, graph: PassGraph, parameters: Mapping[str, Tensor]) -> None:

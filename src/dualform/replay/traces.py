@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from dualform.errors import QueryError, UnsupportedOptimizer
-from dualform.rules import OTHERS, RULES, path_of
+from dualform.rules import OTHERS, RULES, Rule, path_of
 from dualform.store import (
     SETTING,
     Modes,
@@ -83,9 +83,16 @@ def _logged_traces(store: Store, log: RunLog, index: str) -> list[StepTrace]:
                 gradient_norm=float(np.linalg.norm(list(stepped.values()))),
                 optimizers=tuple(stepped),
                 modes=_modes_at(log, step),
+                has_zero_gradients=not passes[step - 1] and not any(stepped.values()) and _moved(numbers, starts, step),
             )
         )
     return traces
+
+
+def _moved(numbers: Mapping[str, np.ndarray], starts: np.ndarray, step: int) -> bool:
+    """Whether a step changed weights, as far as their checksum knows."""
+    checksums = [numbers["checksum"][starts[at - 1]] for at in (step - 1, step) if starts[at - 1] < starts[at]]
+    return step == 1 or len(checksums) < 2 or checksums[0] != checksums[1]
 
 
 def _modes_at(log: RunLog, step: int) -> Modes:
@@ -112,7 +119,8 @@ def _traces_without_log(store: Store, index: str) -> list[StepTrace]:
         places = {name: lines[name].find(step) for name in names}
         settings = tuple({} if place is None else lines[name].settings_at(place) for name, place in places.items())
         scales = [lines[name].scale[place] for name, place in places.items() if place is not None]
-        traces.append(StepTrace(passes[step - 1], settings, scale=float(np.median(scales)) if scales else 1.0))
+        scale = float(np.median(scales)) if scales and passes[step - 1] else 1.0
+        traces.append(StepTrace(passes[step - 1], settings, scale=scale, has_zero_gradients=not passes[step - 1]))
     return traces
 
 
@@ -151,6 +159,16 @@ def _together(passes: Sequence[PassTrace]) -> tuple[PassTrace, ...]:
         return tuple(passes)
     indices = tuple(one_pass.index for one_pass in passes)
     return tuple(replace(one_pass, step=indices, place=place) for place, one_pass in enumerate(passes))
+
+
+def parameters_with_guessed_settings(store: Store) -> list[str]:
+    """The parameters whose settings at each step are those of another one with the same rule, as nothing else is known.
+
+    Without a log of the run a memory holds the settings of those parameters that slots explain.
+    """
+    if store.manifest.run_log is not None:
+        return []
+    return [name for name in ordered_names(store) if not len(store.schedule(name).steps)]
 
 
 def _of_same_rule(store: Store, name: str, lines: Mapping[str, ParameterSteps]) -> ParameterSteps:
@@ -193,6 +211,18 @@ def rebuild_optimizers(store: Store, model: nn.Module, make: MakeOptimizer | Non
         optimizer.param_groups[:] = [{**group, "params": [parameter]} for parameter in own]
         optimizers.append(optimizer)
     return optimizers
+
+
+def taught_rules(store: Store, optimizers: Sequence[optim.Optimizer], model: nn.Module) -> dict[type, Rule]:
+    """The rules with which the memory was recorded, for optimisers that the library has none for."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    taught: dict[type, Rule] = {}
+    for optimizer in optimizers:
+        kind, held = type(optimizer), [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        rules = [store.rule(name) for name in held if name in store.parameters]
+        if kind not in RULES and path_of(kind) not in OTHERS and rules and rules[0] is not None:
+            taught[kind] = rules[0]
+    return taught
 
 
 def _class_at(path: str) -> Any:

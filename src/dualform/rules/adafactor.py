@@ -33,18 +33,19 @@ def adafactor_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     else:
         v = shared["variance"] = _moving_average(shared.get("variance"), g * g, new)
     p = v.clamp(min=floor * floor).rsqrt()
-    size = max(s["eps2"], _rms(parameter.weight)) * min(s["lr"], step**-0.5)
-    return p * (size / max(1.0, _rms(p * g) / s["d"]))
+    size = _rms(parameter.weight).clamp(min=s["eps2"]) * min(s["lr"], step**-0.5)
+    return p * (size / (_rms(p * g) / s["d"]).clamp(min=1.0))
 
 
 def _moving_average(old: Tensor | None, new: Tensor, share: float) -> Tensor:
     return share * new if old is None else old + share * (new - old)
 
 
-def _rms(x: Tensor) -> float:
-    return float(x.norm()) / x.numel() ** 0.5
+def _rms(x: Tensor) -> Tensor:
+    return x.norm().cpu().double() / x.numel() ** 0.5
 
 
 ADAFACTOR = Rule(
-    "Adafactor", adafactor, None, ("row_var", "col_var", "variance"), adafactor_p, local=False, decays_by_factor=True
-)
+    "Adafactor", adafactor, None, ("row_var", "col_var", "variance"), adafactor_p, local=False, decays_by_factor=True,
+    not_differentiable=lambda s: "the bounds of its step",
+)  # fmt: skip

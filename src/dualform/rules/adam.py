@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualform.types import Transition
 
-from .protocol import Rule, Seen, Settings, Shared, numbers
+from .protocol import Rule, Seen, Settings, Shared, numbers, root
 from .sgd import sign_of
 
 
@@ -99,7 +99,7 @@ def adam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     if s["amsgrad"]:
         before = shared.get("max_exp_avg_sq")
         v = shared["max_exp_avg_sq"] = v if before is None else v.maximum(before)
-    return 1 / (v.sqrt() / correction(s, "betas2") ** 0.5 + s["eps"])
+    return 1 / (root(v) / correction(s, "betas2") ** 0.5 + s["eps"])
 
 
 def nadam(s: Settings) -> Transition:
@@ -128,7 +128,7 @@ def _nadam_settings(group: Mapping[str, Any], state: Mapping[str, Any]) -> Setti
 def nadam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s / (1-\beta_2^s)} + \epsilon)`."""
     v = running_square(s, shared, parameter)
-    return 1 / ((v / correction(s, "betas2")).sqrt() + s["eps"])
+    return 1 / (root(v / correction(s, "betas2")) + s["eps"])
 
 
 def rectification(s: Settings) -> float | None:
@@ -160,7 +160,7 @@ def radam(s: Settings) -> Transition:
 
 def radam_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1 / (\sqrt{V_s} + \epsilon)`."""
-    return 1 / (running_square(s, shared, parameter).sqrt() + s["eps"])
+    return 1 / (root(running_square(s, shared, parameter)) + s["eps"])
 
 
 def adamax(s: Settings) -> Transition:
@@ -177,12 +177,21 @@ def adamax_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     return 1 / u
 
 
+def _maximum_of_amsgrad(s: Settings) -> str:
+    return "the maximum of amsgrad" if s["amsgrad"] else ""
+
+
 ADAM = Rule(
-    "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True
-)
+    "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True,
+    not_differentiable=_maximum_of_amsgrad,
+)  # fmt: skip
 ADAMW = Rule(
-    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adamw_settings, decays_by_factor=True
-)
+    "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adamw_settings, decays_by_factor=True,
+    not_differentiable=_maximum_of_amsgrad,
+)  # fmt: skip
 NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True)
 RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True)
-ADAMAX = Rule("Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings)
+ADAMAX = Rule(
+    "Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings,
+    not_differentiable=lambda s: "its maximum",
+)  # fmt: skip

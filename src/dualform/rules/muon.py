@@ -51,5 +51,6 @@ def muon_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
 
 
 MUON = Rule(
-    "Muon", muon, "momentum_buffer", (), muon_p, acts="left", local=False, settings=_settings, decays_by_factor=True
-)
+    "Muon", muon, "momentum_buffer", (), muon_p, acts="left", local=False, settings=_settings, decays_by_factor=True,
+    not_differentiable=lambda s: "rounding to bfloat16, which is left out",
+)  # fmt: skip

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from dualform.types import Transition
@@ -70,6 +71,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
+def root(x: Tensor) -> Tensor:
+    """The square root, whose derivative is 0 at 0: a running square that is 0 says nothing of its slope."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return x.sqrt()
+    zeros = x == 0
+    return x.masked_fill(zeros, 1.0).sqrt().masked_fill(zeros, 0.0)
+
+
+def differentiable(settings: Settings) -> str:
+    """Nothing of a step lacks a derivative."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Rule:
     """The effect of an optimiser's step on a parameter.
@@ -91,6 +105,10 @@ class Rule:
     decays_by_factor: bool = False
     """Whether the optimiser itself multiplies W by ww, which is then rounded to float32 unless W is more precise."""
     settings: Callable[[Mapping[str, Any], Mapping[str, Any]], Settings] = numbers
+    not_differentiable: Callable[[Settings], str] = differentiable
+    """What of a step with these settings does not have a derivative everywhere, in a few words; or nothing."""
+    signs_only: bool = False
+    """Whether a step reads no more than signs of gradients, so that no small change of them changes it."""
 
     @property
     def state(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from dualform.types import Transition
 
 from .adam import decayed_gradient
-from .protocol import Rule, Seen, Settings, Shared
+from .protocol import Rule, Seen, Settings, Shared, root
 from .sgd import sign_of
 
 
@@ -29,7 +29,7 @@ def rmsprop_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     if s["centered"]:
         mean = shared["grad_avg"] = moving_average(alpha, shared.get("grad_avg"), d)
         v = v - mean * mean
-    return 1 / (v.sqrt() + s["eps"])
+    return 1 / (root(v) + s["eps"])
 
 
 def adagrad(s: Settings) -> Transition:
@@ -41,7 +41,7 @@ def adagrad_p(s: Settings, shared: Shared, parameter: Seen) -> Tensor:
     r""":math:`P_s = 1/(\sqrt{V_s} + \epsilon),\; V_s = V_{s-1} + d_s^2`."""
     d = decayed_gradient(s, parameter)
     v = shared["sum"] = shared["sum"] + d * d
-    return 1 / (v.sqrt() + s["eps"])
+    return 1 / (root(v) + s["eps"])
 
 
 def adadelta(s: Settings) -> Transition:

@@ -50,5 +50,11 @@ def inverse(x: Tensor) -> Tensor:
     return torch.where(x == 0, 0.0, 1 / x.abs())
 
 
-LION = Rule("Lion", lion, "exp_avg", (), lion_p, decays_by_factor=True)
-RPROP = Rule("Rprop", rprop, None, ("prev", "step_size"), rprop_p)
+def _signs(s: Settings) -> str:
+    return "signs, whose slope is 0"
+
+
+LION = Rule(
+    "Lion", lion, "exp_avg", (), lion_p, decays_by_factor=True, not_differentiable=_signs, signs_only=True
+)  # fmt: skip
+RPROP = Rule("Rprop", rprop, None, ("prev", "step_size"), rprop_p, not_differentiable=_signs, signs_only=True)

@@ -50,7 +50,7 @@ class Criterion:
 
     def _is_plain_cross_entropy(self, outputs: Any, labels: Tensor, total: Tensor | None) -> bool:
         """Whether the gradient of the shares is that of the loop's loss bit for bit, without more ado."""
-        function = self.function
+        function: Any = self.function
         return (
             isinstance(function, nn.CrossEntropyLoss)
             and type(function) is nn.CrossEntropyLoss  # a subclass may compute something else

@@ -1,6 +1,6 @@
 """Answers of a replayed run: is it exact, and what would change without an example."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -9,8 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dualform.arguments import one_of
 from dualform.errors import QueryError, require
 from dualform.replay import Difference
+
+from ..groups import groups_of_visits, require_column
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Influence:
     values: Float[Tensor, "queries examples"]
     visits: pa.Table
     per_visit: Float[Tensor, "queries visits"]
+    index_column: str = field(default="index", kw_only=True)
+    """The column of the visits that holds their example."""
+    note: str = field(default="", kw_only=True)
+    """What the answer holds fixed, or takes one branch of, in sentences; empty where it is simply the slope."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -82,17 +89,36 @@ class Influence:
         ]
 
     def by(self, column: str) -> dict[Any, Float[Tensor, " queries"]]:
-        """The influence of groups of visits: the values of a noted column."""
-        if column not in self.visits.column_names:
-            raise QueryError(f"no column {column!r}; the visits have {self.visits.column_names}.")
-        names, groups = np.unique(self.visits[column].to_numpy(zero_copy_only=False), return_inverse=True)
+        """The influence of groups of visits: the values of a noted column; None for visits without one."""
+        require_column(self.visits, column)
+        names, groups = groups_of_visits(self.visits, column)
+        names = (*names, None) if (groups == len(names)).any() else names
         sums = self.per_visit.new_zeros(len(self), len(names)).index_add_(1, torch.from_numpy(groups), self.per_visit)
-        return {name.item() if hasattr(name, "item") else name: sums[:, i] for i, name in enumerate(names)}
+        return {name: sums[:, i] for i, name in enumerate(names)}
 
-    def to_pandas(self) -> Any:
-        """A table with one line for each query and example."""
+    def visits_of(self, index: Any, query: int = 0) -> list[tuple[int, float]]:
+        """The steps that saw an example, and its influence on a query by each of these visits alone.
+
+        Leaving the example out at one step only changes the target by about minus the value of that step.
+        """
+        visits = np.flatnonzero(self.visits[self.index_column].to_numpy() == index)
+        if not len(visits):
+            raise QueryError(
+                f"no visit of example {index!r}: training saw {len(self.index):,} examples, from {self.index[0]} to "
+                f"{self.index[-1]}."
+            )
+        steps, values = self.visits["step"].to_numpy()[visits], self.per_visit[query, torch.from_numpy(visits)]
+        return list(zip(steps.tolist(), values.tolist(), strict=True))
+
+    def to_pandas(self, per: Literal["example", "visit"] = "example") -> Any:
+        """A table with one line for each query and example; or for each query and visit, with its noted columns."""
         pandas = require("pandas", "pandas")
+        one_of("per", per, ("example", "visit"))
         queries, examples = self.values.shape
+        if per == "visit":
+            table = pandas.concat([self.visits.to_pandas()] * queries, ignore_index=True)
+            table.insert(0, "query", np.repeat(np.arange(queries), len(self.visits)))
+            return table.assign(influence=self.per_visit.flatten().numpy())
         return pandas.DataFrame(
             {
                 "query": np.repeat(np.arange(queries), examples),
@@ -104,6 +130,7 @@ class Influence:
     def __str__(self) -> str:
         index, value = self.top(1)[0]
         change = "lower" if value > 0 else "higher"
-        return (
+        text = (
             f"{self.kind}: without example {index} {self.target} of query 0 would be about {abs(value):.2g} {change}."
         )
+        return f"{text} {self.note}".strip()

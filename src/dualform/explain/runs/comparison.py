@@ -27,6 +27,8 @@ class Comparison:
     retrained: Float[Tensor, "*choices queries"]
     subsets: tuple[str, ...] = ()
     """What was left out (or left alone), in words."""
+    note: str = ""
+    """What the predictions hold fixed, or take one branch of; empty where they are simply the slope."""
 
     def to_pandas(self) -> Any:
         """A table with one line for each choice and query."""
@@ -42,7 +44,8 @@ class Comparison:
         return pandas.DataFrame(columns)
 
     def __str__(self) -> str:
-        return "\n".join([f"Change of {self.target} (trust the last column):", *self._lines()])
+        note = [f"Predicted: {self.note}"] if self.note else []
+        return "\n".join([f"Change of {self.target} (trust the last column):", *self._lines(), *note])
 
     def _lines(self) -> Iterator[str]:
         if self.retrained.ndim == 1:

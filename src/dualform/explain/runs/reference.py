@@ -3,23 +3,37 @@
 Every other run and every question of a :class:`~dualform.explain.ReplayedRun` goes back to it.
 """
 
-import copy
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dualform.errors import DualformWarning, HorizonError
-from dualform.replay import Difference, Rerun, bytes_of_state, difference, has_state, kept_steps, untouched_generator
+from dualform.replay import (
+    Difference,
+    PassTrace,
+    Rerun,
+    bytes_of_state,
+    changed_values,
+    copied,
+    difference,
+    has_state,
+    kept_steps,
+    loose_values,
+    parameters_with_guessed_settings,
+    untouched_generator,
+)
 from dualform.store import Store
 
 from .answers import RunCheck
+
+SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class ReferenceRun:
             states = [state for state in self.exact.states if state["position"] <= step]
             self.rerun.load(states[-1])
             self.rerun.run(step)
-            return copy.deepcopy(self.rerun.model).eval()
+            return copied(self.rerun.model).eval()
 
     @cached_property
     def exact(self) -> ReferenceResult:
@@ -80,6 +94,10 @@ class ReferenceRun:
 
     @cached_property
     def _result(self) -> ReferenceResult:
+        result = self._run()
+        return self._run() if self.rerun.doubts_clipping() else result
+
+    def _run(self) -> ReferenceResult:
         steps, states = len(self.rerun.steps), KeptStates(self.first, self._budget, len(self.rerun.steps))
         differences, kept = Differences(1, steps), kept_steps(self.store)
         start = time.perf_counter()
@@ -94,7 +112,7 @@ class ReferenceRun:
                     self.rerun.load(self.rerun.kept_state(step, self.store.state(step)))
                 if step < steps and states.wants(step, corrected):
                     states.add(self.rerun.state(), corrected)
-            trained = copy.deepcopy(self.rerun.model).eval()
+            trained = copied(self.rerun.model).eval()
         check, seconds = differences.check(self.likely_reason), time.perf_counter() - start
         return ReferenceResult(check, states.states, trained, seconds, torch.get_num_threads())
 
@@ -121,18 +139,81 @@ class ReferenceRun:
                 f"It was recorded with {log.threads} threads, and {threads} sum in another order: "
                 f"torch.set_num_threads({log.threads}) before it is run again."
             )
-        if step == 1:
+        of_step = self.rerun.steps[step - 1].passes
+        if not of_step:
             return (
-                "It differs from the first step on: `losses` is not the loss of the loop (its shares must sum to what "
-                "was backpropagated), `data` gives other inputs than the loop saw, or the number of threads is "
-                f"another one ({threads} now)."
+                "No batch belongs to this step: the loop stepped again with the gradients of an earlier one, which is "
+                "not run again yet."
             )
-        beside = "an edit" if log is not None else "an edit, another mode of the model"
+        if function := self._does_not_repeat(of_step[0]):
+            return (
+                f"`{function}` gives something else when it is called twice with the same arguments: it draws random "
+                "numbers, or counts its calls. Make it a function of its arguments, with a seed for each example."
+            )
+        own = changed_values(self.first["loose"], loose_values(self.rerun.model))
+        if own:
+            return (
+                f"The model itself changes {_quoted(own)} while it trains, which is in no state_dict and so in no "
+                "memory: pass a model as it was before training, or register it as a buffer."
+            )
+        if step == 1:
+            return f"It differs from the first step on: {self._about_losses()}{self._other_reasons_at_first()}"
+        guessed = parameters_with_guessed_settings(self.store)
+        guess = (
+            f"The memory holds no settings of {_quoted(guessed)}, and those of another parameter of the same optimiser "
+            "were taken: if it was in another group, record with replay=True. Else something"
+        )
         return (
-            "The first steps agree, so the losses and the data are right as far as they were seen; something that the "
-            f"loop did beside its steps ({beside}), an example that changed since, another machine"
+            f"The first steps agree, so the losses and the data are right as far as they were seen. "
+            f"{guess if guessed else 'Something'} that the loop did beside its steps (an edit, clipping of single "
+            f"entries or parameters{'' if log is not None else ', another mode of the model'}), an example that "
+            "changed since, another machine"
             f"{'' if log is not None else f' or another number of threads ({threads} now)'} changes the numbers."
         )
+
+    def _about_losses(self) -> str:
+        factor = self.rerun.constant_factor()
+        if factor is None:
+            return "`losses` is not the loss of the loop (its shares must sum to what was backpropagated), "
+        return (
+            f"the gradients of the loop were {factor:.4g} times those of `losses`, at every step, so `losses` is "
+            "probably not divided (by the batch size, the accumulated batches) as in the loop. Otherwise "
+        )
+
+    def _other_reasons_at_first(self) -> str:
+        return (
+            "`data` gives other inputs than the loop saw, the number of threads is another one "
+            f"({torch.get_num_threads()} now), the optimiser has an option that is no number (fused, foreach: "
+            "optimizer=dualform.tasks.optimizer_of(optimizer)), or the loop changed gradients otherwise than all of "
+            "them by one factor (clipped by value, or some parameters)."
+        )
+
+    def _does_not_repeat(self, one_pass: PassTrace) -> str:
+        """The name of a function of the user's that gives something else the second time; empty if both repeat."""
+        batches, shares = [], []
+        with untouched_generator(), torch.no_grad():
+            for seed in (1, 2):
+                torch.manual_seed(seed)  # a function that draws from torch's generator is none of its arguments either
+                batches.append(self.rerun.batch(one_pass))
+            for _ in (1, 2):
+                torch.manual_seed(1)
+                shares.append(self.rerun.losses(copied(self.rerun.model), batches[0]))
+        return "data" if not _are_equal(*batches) else "" if _are_equal(*shares) else "losses"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether the tensors in two nested containers are equal; of other things nothing is said."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return True
 
 
 class KeptStates:

@@ -7,7 +7,7 @@ There are three answers to "what if this example had not been there?", in rising
 - *retrained*: the network really trained again without it.
 """
 
-import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -20,18 +20,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.errors import QueryError
+from dualform.errors import DualformWarning, QueryError
 from dualform.progress import OnProgress, Progress, bar
 from dualform.replay import (
     Data,
     InfluenceKind,
+    Influences,
     Losses,
     MakeOptimizer,
     Rerun,
+    copied,
     influences,
     load_first_weights,
     rebuild_optimizers,
     step_traces,
+    taught_rules,
     untouched_generator,
 )
 from dualform.sizes import bytes_of
@@ -77,10 +80,10 @@ class ReplayedRun:
         store.need_steps()
         store.need_training()
         self.store, self.index_column = store, index
-        copied = copy.deepcopy(model).train()
-        load_first_weights(store, copied)
-        traces = step_traces(store, index)
-        rerun = Rerun(copied, rebuild_optimizers(store, copied, optimizer), losses, data, traces)
+        own = copied(model).train()
+        load_first_weights(store, own)
+        traces, optimizers = step_traces(store, index), rebuild_optimizers(store, own, optimizer)
+        rerun = Rerun(own, optimizers, losses, data, traces, taught=taught_rules(store, optimizers, own))
         self._reference = ReferenceRun(store, rerun, self._budget)
         self._slots: list[ReplayedSlots] = []
 
@@ -137,7 +140,8 @@ class ReplayedRun:
         states = self._trainer.each(
             lines, lambda model: model.state_dict(), "model", folder=folder, processes=processes, progress=progress
         )
-        models = [copy.deepcopy(self._reference.exact.trained) for _ in states]
+        trained = self._reference.exact.trained
+        models = [copied(trained) for _ in states]
         for model, state in zip(models, states, strict=True):
             model.load_state_dict(state)
         return models
@@ -238,8 +242,16 @@ class ReplayedRun:
         """The influence of every training example on a target of each input, through all of training.
 
         ``target`` is as in :class:`~dualform.explain.Spotlight`; ``"margin"`` and ``"loss"`` need the ``labels``.
-        All inputs are carried back together as far as their adjoints fit into the budget of the run.
+        All inputs are carried back together as far as their adjoints fit into the budget of the run. What the answer
+        holds fixed, or takes one branch of, is in its ``note``.
         """
+        rules = self._reference.rerun.rules
+        if all(rule.signs_only for rule in rules):
+            raise QueryError(
+                f"{rules[0].name} steps by the signs of gradients, and a small change of a weight changes no sign: the "
+                "influence of every example through training is 0. Ask run.direct(inputs) for what each example put "
+                "into the weights, or run.retrain(without=…) for what really changes."
+            )
         return self._influence(inputs, labelled(target, labels), "through training", progress)
 
     def direct(self, inputs: Any, *, target: Target = None, labels: Any = None, progress: Progress = True) -> Influence:
@@ -271,10 +283,10 @@ class ReplayedRun:
         lines = self._lines(subsets, None, None) if word == "without" else self._lines(None, subsets, None)
         function, name = self._target(inputs, labelled(target, labels))
         change = (torch.stack(lines) - 1.0).mT
-        per_visit = self._per_visit(function, ("direct", "through training"), progress)
-        changes = [(values.double() @ change).float().mT for values in per_visit]
+        found = self._influences(function, ("direct", "through training"), progress)
+        changes = [(each.values.double() @ change).to(each.values.dtype).mT for each in found]
         with torch.no_grad():
-            before = function(self._reference.exact.trained).cpu()
+            before = function(self._trainer.model_to_compare).cpu()
         results = self._trainer.each(
             lines, lambda model: {"values": function(model).detach().cpu()}, self._trainer.subject_of(function, name),
             folder=folder, processes=processes, progress=progress,
@@ -284,7 +296,7 @@ class ReplayedRun:
         direct, predicted, retrained = (
             table if several else table[0] for table in (*changes, torch.stack(outcomes) - before)
         )
-        return Comparison(name, before, direct, predicted, retrained, names)
+        return Comparison(name, before, direct, predicted, retrained, names, found[1].simplified.note)
 
     def retraining(
         self,
@@ -338,7 +350,7 @@ class ReplayedRun:
             inputs, target=target, labels=labels, folder=folder, processes=processes, progress=progress
         )
         with torch.no_grad():
-            before = retraining.function(self._reference.exact.trained).cpu()
+            before = retraining.function(self._trainer.model_to_compare).cpu()
         half, none = retraining.many(lines.flatten(0, 1)).unflatten(0, (directions, 2)).unbind(1)
         return Metasmoothness(share, half - before, none - half)
 
@@ -353,17 +365,20 @@ class ReplayedRun:
 
     def _influence(self, inputs: Any, target: Target, kind: InfluenceKind, progress: Progress) -> Influence:
         function, name = self._target(inputs, target)
-        (per_visit,) = self._per_visit(function, (kind,), progress)
-        values = per_visit.new_zeros(len(per_visit), len(self.examples))
-        values.index_add_(1, self._example_of_visit, per_visit)
-        return Influence(kind, name, self.examples, values, self.visits, per_visit)
+        (found,) = self._influences(function, (kind,), progress)
+        values = found.values.new_zeros(len(found.values), len(self.examples))
+        values.index_add_(1, self._example_of_visit, found.values)
+        return Influence(
+            kind, name, self.examples, values, self.visits, found.values,
+            index_column=self.index_column, note=found.simplified.note,
+        )  # fmt: skip
 
-    def _per_visit(
+    def _influences(
         self,
         function: Callable[[nn.Module], Float[Tensor, " queries"]],
         kinds: Sequence[InfluenceKind],
         progress: Progress,
-    ) -> list[Float[Tensor, "queries visits"]]:
+    ) -> list[Influences]:
         reference = self._reference
         with untouched_generator(), ExitStack() as stack:
 
@@ -372,7 +387,12 @@ class ReplayedRun:
 
             states = reference.exact.states
             found = influences(reference.rerun, function, states, kinds, budget=self._budget, watch=watch)
-        return [each.values for each in found]
+        for each in found:
+            if not reference.exact.check.exact:
+                each.simplified.factors.clear()  # what another loss or other data do to the gradients was said before
+            if each.simplified.held:
+                warnings.warn(each.simplified.held, DualformWarning, stacklevel=4)
+        return found
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:
         """The target as a function of a model. The predicted class is that of the trained network, whoever is asked."""

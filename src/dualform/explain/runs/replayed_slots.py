@@ -1,6 +1,5 @@
 """A memory of a run that kept no slots: they are made by running it again, within a budget of bytes."""
 
-import copy
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from torch import nn
 from dualform.engine import StoreView
 from dualform.errors import DualformWarning, QueryError
 from dualform.progress import Progress, bar
-from dualform.replay import SlotFiles, SlotOptions, SlotRecording, difference, untouched_generator
+from dualform.replay import SlotFiles, SlotOptions, SlotRecording, copied, difference, untouched_generator
 from dualform.sizes import bytes_of
 from dualform.store import STORED, Store
 from dualform.types import DType
@@ -74,7 +73,7 @@ def replay_slots(
                     differences.add(step, difference(store, recording.rerun.model, step))
                     if watch:
                         watch(1)
-        trained = copy.deepcopy(recording.rerun.model).eval()
+        trained = copied(recording.rerun.model).eval()
         memory = _memory(Store(files.memory, supply=files))
     except BaseException:
         files.close()

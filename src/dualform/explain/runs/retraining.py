@@ -5,7 +5,6 @@ normaliser (an example that is left out still counts in the mean of its batch, w
 offers the other one, where the mean of a batch is taken over what is left.
 """
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.record import Tape, record
-from dualform.replay import KeptResults, PassTrace, Rerun, hash_of, run_tasks
+from dualform.replay import KeptResults, PassTrace, Rerun, copied, hash_of, run_tasks
 
 from .reference import ReferenceRun, untouched_generator
 
@@ -39,8 +38,14 @@ class Trainer:
     def model(self, weights: VisitWeights | None, memory: Folder = None) -> nn.Module:
         """The model that these weights of the visits give; recorded into ``memory`` while it is trained, if asked."""
         if weights is None and memory is None:
-            return copy.deepcopy(self.reference.exact.trained)
-        return copy.deepcopy(self._train(weights, memory)).eval()
+            return copied(self.reference.exact.trained)
+        return copied(self._train(weights, memory)).eval()
+
+    @cached_property
+    def model_to_compare(self) -> nn.Module:
+        """The model of all weights 1, as others are trained: a run that differs is not put right at kept states."""
+        exact = self.reference.exact
+        return exact.trained if exact.check.exact else self.model(torch.ones(len(self.reference.store.visits)))
 
     def each(
         self,
@@ -86,7 +91,7 @@ class Trainer:
         rerun, trained = self.reference.rerun, self.reference.exact.trained
         with untouched_generator(), torch.no_grad(), self._threads():
             rerun.load(self.reference.first)
-            first, between = copy.deepcopy(rerun.model).eval(), copy.deepcopy(trained)
+            first, between = copied(rerun.model).eval(), copied(trained)
             for tensor, other in zip(between.parameters(), first.parameters(), strict=True):
                 tensor.lerp_(other, 0.5)
             values = [function(network) for network in (first, between, trained)]
@@ -189,20 +194,15 @@ def renormalised(rerun: Rerun, weights: VisitWeights) -> VisitWeights:
 
 def _run_recorded(rerun: Rerun, path: str | os.PathLike, visits: pa.Table, dtype: Any) -> None:
     """Run all steps, and record them as a memory of their own, with the columns of the first one."""
-    passes = iter([one_pass for step in rerun.steps for one_pass in step.passes])
     noted = [name for name in visits.column_names if name not in ("visit", "step", "row", "rank")]
-    data = rerun.data
-    with record(rerun.model, list(rerun.optimizers), path, dtype=dtype, progress=False) as tape:
-
-        def noting(index: Tensor) -> Any:
-            _note(tape, next(passes), visits, noted)
-            return data(index)
-
-        rerun.data = noting
+    with record(
+        rerun.model, list(rerun.optimizers), path, dtype=dtype, rules=rerun.taught, progress=False
+    ) as tape:  # fmt: skip
+        rerun.before_pass = lambda one_pass: _note(tape, one_pass, visits, noted)
         try:
             rerun.run(len(rerun.steps))
         finally:
-            rerun.data = data
+            rerun.before_pass = None
 
 
 def _note(tape: Tape, one_pass: PassTrace, visits: pa.Table, names: Sequence[str]) -> None:
