@@ -93,7 +93,8 @@ class BatchColumns:
             values[name] = self._column(name, value)
             if isinstance(values[name], np.ndarray):
                 length = len(values[name])
-                values[name] = np.tile(values[name], self.copies)
+                if self.copies > 1:
+                    values[name] = np.tile(values[name], self.copies)
                 if size is not None and length * self.copies != size:
                     raise NoteError(
                         f"column '{name}' has {length} values, but the batch has {size // self.copies} examples; give "
@@ -230,6 +231,8 @@ def _scalar_or_array(value: Any) -> Any:
     """Convert a value to a Python scalar or a numpy array."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
+        if value.dtype is torch.int64 and value.ndim == 1:
+            return value.numpy().copy()  # the usual indices and labels, at once
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, str | bool | int | float):
         return value
