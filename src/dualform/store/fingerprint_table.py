@@ -16,7 +16,7 @@ from .store import Store
 COUNT, RUN = 16, 8
 """The number of entries that are sampled of a parameter, and how many neighbouring ones form a run."""
 
-GRADIENTS = 4
+GRADIENTS = 2
 """How many gradients are read to find out by what all of them were scaled."""
 
 WHOLE, TURNS = 1 << 18, 8

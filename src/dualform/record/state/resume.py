@@ -154,9 +154,8 @@ def _check_logged_weights(store: Store, step: int, plan: RecordingPlan, hint: st
     if store.manifest.run_log is None or not step:
         return
     places = np.flatnonzero(store.run_log["step"].to_numpy() == step)
-    if len(places) and store.run_log["weights_checksum"][int(places[-1])].as_py() != WeightsChecksum(
-        plan.trained
-    ).after(step):
+    now = WeightsChecksum(plan.trained).after(step)
+    if len(places) and store.run_log["weights_checksum"][int(places[-1])].as_py() != now:
         raise ResumeError(f"the model is not the memory's own at step {step}: its trained weights differ. {hint}")
 
 
