@@ -40,7 +40,6 @@ class RunStepHooks(OptimizerHooks):
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return  # the loss scaler tells a fused optimiser to skip this step
-        self.outside.check_links(self.clock.next_step)
         self._check_parameters(rule, optimizer)
         self.run_keeper.before_step(self.clock.next_step, optimizer, ())
         self.outside.unfinished_step.begin(optimizer)

@@ -80,12 +80,13 @@ def _bytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def gradient_norm(gradients: Sequence[Tensor | None]) -> float:
-    """The norm of the sampled entries of the last few gradients that are not zero there: by what all of them were
+def gradient_norm(parameters: Sequence[Tensor]) -> float:
+    """The norm of the sampled entries of the last few gradients that are not zero there: by what all gradients were
     scaled or clipped can be read from it.
     """
     norms: list[float] = []
-    for gradient in reversed(gradients):
+    for parameter in reversed(parameters):
+        gradient = parameter.grad
         norm = 0.0 if gradient is None else sampled_entries(gradient).norm_of(gradient)
         if norm != 0:
             norms.append(norm)

@@ -115,7 +115,7 @@ class RunKeeper:
             tuple([name for name, parameter in self._parameters if not parameter.requires_grad]),
         )
         if self.only:
-            call.calls[""] += 1
+            call.calls[""] = 1
             self.notes.begin_forward()
 
     def call_ends(self, call: ModelCall, output: Any) -> None:
@@ -129,7 +129,7 @@ class RunKeeper:
 
     def before_step(self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass]) -> None:
         """The gradients of a step are final; ``passes`` are those that recorded layers have seen."""
-        self._gradient = gradient_norm([p.grad for group in optimizer.param_groups for p in group["params"]])
+        self._gradient = gradient_norm([p for group in optimizer.param_groups for p in group["params"]])
         if not math.isfinite(self._gradient):
             raise NonFiniteGradient(NOT_FINITE.format(step=step))
         for run_pass in self.watch.passes if self.only else passes:

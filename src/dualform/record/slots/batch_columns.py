@@ -17,6 +17,9 @@ COPY = "copy"
 WHEN = "Call tape.note before the forward pass of each batch, or after it and before its backward pass."
 
 KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64", "U": "string"}
+NO_CALLS: Counter[str] = Counter()
+"""Of batches that were not joined."""
+
 FITS = "a number, a string, or one of these for each example"
 
 
@@ -48,7 +51,7 @@ class Batch:
         """Whether no forward pass need follow its note, since trainers may leave out batches."""
         self.calls: Counter[str] = Counter()
         """How many calls of each module belong to it."""
-        self.calls_before: Counter[str] = Counter()
+        self.calls_before: Counter[str] = NO_CALLS
         """The calls of the batch that it turned out to belong to, before it was joined."""
         self.generator: Tensor | None = None
         """Where it can be run again: the state of torch's generator before it, if random numbers do not simply go on
@@ -241,5 +244,5 @@ def _scalar_or_array(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    kind = np.asarray(value).dtype.kind
+    kind = (value if isinstance(value, np.ndarray) else np.asarray(value)).dtype.kind
     return KINDS.get(kind, kind)
