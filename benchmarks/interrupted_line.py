@@ -26,7 +26,7 @@ PLACES = {
     ("protocol.py", "_after"): "forward hook",
     ("backward_hooks.py", "_error"): "backward hook",
     ("backward_hooks.py", "_ended"): "end of backward",
-    ("step_hooks.py", "_before"): "hook before the step",
+    ("optimizer_hooks.py", "_before"): "hook before the step",
     ("step_hooks.py", "_after"): "hook after the step",
     ("shard_builder.py", "_digest"): "digest",
     ("shard_builder.py", "_complete_shard"): "hand-over",

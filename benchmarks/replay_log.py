@@ -1,6 +1,6 @@
 """What it costs to keep only what training needs to run again (keep="replay"): the paper's MNIST run; time and disk.
 
-python benchmarks/replay_log.py [--steps 3000] [--block 200] [--blocks 10] [--folder runs/replay-log]
+python benchmarks/replay_log.py [--steps 3000] [--block 600] [--blocks 10] [--folder runs/replay-log]
 """
 
 import argparse
@@ -39,7 +39,7 @@ def size(folder, *parts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--block", type=int, default=200)
+    parser.add_argument("--block", type=int, default=600)
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--folder", type=Path, default=Path("runs/replay-log"))
     options = parser.parse_args()
@@ -83,7 +83,8 @@ def main():
     lines += [f"| {name} | {value} |" for name, value in rows.items()]
     head = f"""MLP 784-800-800-10 on MNIST, {options.steps:,} steps of {BATCH}, SGD with momentum and clipping.
 Recording was timed in {options.blocks} blocks of {options.block} steps, in turns with bare training (CPU seconds of all
-threads of the process; median and range).
+threads of the process; median and range). A block is a whole recording: its first and last weights and its whole states
+are written, too.
 
 | | |
 |---|---|"""

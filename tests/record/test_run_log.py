@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import dualform
 from dualform.errors import HorizonError, NonFiniteGradient, NoteError, QueryError, RecordError, ResumeError
 from dualform.record.run_log.state_schedule import StateSchedule
+from dualform.store import WeightsChecksum
+from dualform.store.fingerprint_table import TURNS
 
 N, D, C = 48, 12, 3
 X, Y = torch.randn(N, D, generator=torch.Generator().manual_seed(1)), torch.arange(N) % C
@@ -223,11 +225,12 @@ def test_an_optimiser_may_begin_with_a_state(tmp_path):
     assert replay(loop, tmp_path / "run", model).check().exact
 
 
-def test_two_optimisers_that_take_a_step_together(tmp_path):
+@pytest.mark.parametrize("states", [0, "1 MB"])
+def test_two_optimisers_that_take_a_step_together(states, tmp_path):
     torch.manual_seed(0)
     model = mlp()
     optimizers = [optim.SGD(model[0].parameters(), lr=0.1), optim.AdamW(model[3].parameters(), lr=1e-2)]
-    with dualform.record(model, optimizers, tmp_path / "run", keep="replay", progress=False) as tape:
+    with dualform.record(model, optimizers, tmp_path / "run", keep="replay", replay=states, progress=False) as tape:
         for index in torch.randperm(N).split(10):
             tape.note(index=index)
             F.cross_entropy(model(X[index]), Y[index]).backward()
@@ -333,6 +336,165 @@ def test_other_data_is_cut_off_at_the_next_kept_state(tmp_path):
     with pytest.warns(UserWarning, match="from step 4 of 10 on"):
         for key, tensor in run.at(10).state_dict().items():
             assert torch.equal(tensor, states[-1][key])
+
+
+WIDE = 300
+"""The width of a layer whose weights are so large that an eighth of them is read after each step."""
+
+
+def wide() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(D, WIDE), nn.ReLU(), nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, C))
+
+
+def edit_in_place(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    with torch.no_grad():
+        model.get_parameter("3.weight")[5, 7] += 1e-3
+
+
+def edit_unseen_by_torch(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model.get_parameter("3.weight").data.numpy().view("uint32")[5, 7] ^= 1 << 20
+
+
+def edit_state(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    optimizer.state[model.get_parameter("3.weight")]["momentum_buffer"][5, 7] += 1e-2
+
+
+def clear_state(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def edit_buffer(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    model.get_buffer("2.running_mean").add_(1.0)
+    model.eval()
+
+
+def replace_weight(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    weight = model.get_parameter("3.weight")
+    weight.data = weight.detach() * 1.01
+
+
+def edit_gradient(model: nn.Module) -> None:
+    gradient = model.get_parameter("3.weight").grad
+    assert gradient is not None
+    gradient[5, 7] += 1e-2
+
+
+def record_wide(path: Path, *, steps: int = 20, at: int = 4, **options: Any) -> nn.Module:
+    """Train for some steps; ``between`` is called after step ``at``, ``before`` with the gradients of the next one."""
+    between, before = options.get("between"), options.get("before")
+    torch.manual_seed(0)
+    model = wide()
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with dualform.record(model, optimizer, path, keep="replay", replay=0, progress=False) as tape:
+        for step in range(1, steps + 1):
+            index = torch.randperm(N)[:16]
+            tape.note(index=index)
+            F.cross_entropy(model(X[index]), Y[index]).backward()
+            if before is not None and step == at + 1:
+                before(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            if between is not None and step == at:
+                between(model, optimizer)
+    return model
+
+
+def check_wide(path: Path) -> Any:
+    return replay(Loop(), path, wide()).check()
+
+
+def test_a_wide_network_runs_again(tmp_path):
+    record_wide(tmp_path / "run")
+    assert check_wide(tmp_path / "run").exact
+
+
+@pytest.mark.parametrize(
+    "between", [edit_in_place, edit_unseen_by_torch, edit_state, clear_state, edit_buffer, replace_weight]
+)
+def test_an_edit_between_two_steps_shows_when_the_run_is_run_again(between, tmp_path):
+    record_wide(tmp_path / "run", between=between)
+    check = check_wide(tmp_path / "run")
+    if between is edit_buffer:  # what the network computes in evaluation mode is of the buffer that was edited
+        assert check.first_difference is not None and check.first_difference >= 5
+    else:
+        assert check.first_difference in range(4, 4 + TURNS + 1)
+
+
+def test_an_edit_of_gradients_shows_when_the_run_is_run_again(tmp_path):
+    record_wide(tmp_path / "run", before=edit_gradient)
+    assert check_wide(tmp_path / "run").first_difference in range(5, 5 + TURNS)
+
+
+def test_a_bit_that_nothing_depends_on_shows(tmp_path):
+    """A weight whose input is always zero has no effect on the others, and no step changes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConstantPad1d((0, WIDE), 0.0), nn.Linear(D + WIDE, WIDE), nn.Linear(WIDE, C))
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", replay=0, progress=False) as tape:
+        for step in range(1, 31):
+            tape.note(index=torch.arange(N))
+            F.cross_entropy(model(X), Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 4:
+                model[1].weight.data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
+            if step == 20:
+                model[1].weight.data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
+    check = replay(Loop(), tmp_path / "run", model).check()
+    assert check.first_difference in range(4, 4 + TURNS)
+
+
+def test_an_edit_after_the_last_step_shows(tmp_path):
+    record_wide(tmp_path / "run", at=20, between=edit_unseen_by_torch)
+    check = check_wide(tmp_path / "run")
+    assert check.first_difference == 20 and check.parameters == ("3.weight",)
+
+
+@pytest.mark.parametrize("sizes", [[4, 1000], [300 * 300, 7, 4000, 3 * 70_001]])
+def test_every_bit_of_the_weights_is_read_within_eight_steps(sizes):
+    weights = [torch.randn(size) for size in sizes]
+    before = [WeightsChecksum(weights).after(step) for step in range(TURNS)]
+    for weight in weights:
+        for place in (0, len(weight) // 3, len(weight) - 1):
+            for bit in (0, 31):
+                bits = weight.numpy().view("uint32")
+                bits[place] ^= 1 << bit
+                assert [WeightsChecksum(weights).after(step) for step in range(TURNS)] != before
+                bits[place] ^= 1 << bit
+    assert [WeightsChecksum(weights).after(step) for step in range(TURNS, 2 * TURNS)] == before
+    assert WeightsChecksum([weight[None].T.contiguous().T for weight in weights]).after(3) == before[3]
+
+
+def test_weights_that_are_not_contiguous_are_read_as_if_they_were():
+    weight = torch.randn(500, 400)
+    for step in range(TURNS):
+        assert WeightsChecksum([weight.T.contiguous().T]).after(step) == WeightsChecksum([weight]).after(step)
+
+
+def test_a_loop_may_begin_to_call_the_parts_of_its_model(tmp_path):
+    """After the first step only the modules that were called so far are watched closely."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, C))
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    with dualform.record(model, optimizer, tmp_path / "run", keep="replay", replay=0, progress=False) as tape:
+        for number, index in enumerate(torch.randperm(N).split(6)):
+            tape.note(index=index)
+            logits = model(X[index]) if number % 3 else model[2](torch.tanh(model[0](X[index])))
+            F.cross_entropy(logits, Y[index]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model[0](X[:2])
+    assert len(dualform.open(tmp_path / "run").visits) == N
+    check = replay(Loop(), tmp_path / "run", model).check()
+    assert check.exact, str(check)
+
+
+def test_large_states_are_kept_every_sixty_four_steps():
+    schedule = StateSchedule(10, size=10 << 20)
+    assert [step for step in range(1, 200) if schedule.due(step)] == [64, 128, 192]
+    assert StateSchedule(10, size=1 << 10).due(1)
 
 
 def test_the_budget_holds_however_long_training_is():

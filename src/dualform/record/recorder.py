@@ -9,9 +9,11 @@ from dualform.store import Manifest, ShardWriter, Store
 
 from .distributed import Ranks
 from .hooks import Interrupts
+from .optimizer_hooks import OptimizerHooks
 from .plan import RecordingPlan, RecordOptions
 from .rows import RowCredit
 from .run_log import RunKeeper
+from .run_step_hooks import RunStepHooks
 from .shards import ShardBuilder, SizeReport
 from .slots import BatchColumns
 from .state import StateKeeper
@@ -78,9 +80,13 @@ class Recorder:
             self.run_keeper,
         )
         sizes = SizeReport(plan, self.shard_builder, steps_ahead, say)
-        self.step_hooks = StepHooks(
-            plan, self.clock, self.marks, self.backward_hooks, self.shard_builder, sizes, self.run_keeper
-        )
+        self.step_hooks: OptimizerHooks
+        if self.run_keeper is not None and self.run_keeper.only:
+            self.step_hooks = RunStepHooks(plan, self.clock, self.marks, self.run_keeper, self.shard_builder, sizes)
+        else:
+            self.step_hooks = StepHooks(
+                plan, self.clock, self.marks, self.backward_hooks, self.shard_builder, sizes, self.run_keeper
+            )
         self._optimizers, self._outside = optimizers, outside
         self._handles: list[Any] = []
 

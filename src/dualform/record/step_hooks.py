@@ -1,12 +1,6 @@
-"""Hooks on the optimisers: what a step does to each parameter, and which slots it uses up.
+"""Hooks on the optimisers: what a step does to each parameter, and which slots it uses up."""
 
-Optimisers that step one after the other, without a backward pass in between, take one step of the memory together (Muon
-for the matrices, AdamW for all other parameters).
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +12,7 @@ from dualform.store import entry_sample, sampled_entries
 from dualform.types import Transition
 
 from .demotion import Demotion
-from .hooks import uncompiled
+from .optimizer_hooks import OptimizerHooks
 from .plan import RecordingPlan
 from .run_log import RunKeeper, RunPass
 from .shards import ShardBuilder, SizeReport
@@ -31,8 +25,8 @@ FINE = torch.finfo(torch.float64).eps
 """Parameters of this precision are multiplied by float64 factors, all others by the same in float32."""
 
 
-class StepHooks:
-    """Watches the optimisers. A step counts when it is complete."""
+class StepHooks(OptimizerHooks):
+    """Finds out what the steps of the optimisers do to the recorded parameters."""
 
     def __init__(
         self,
@@ -44,60 +38,23 @@ class StepHooks:
         sizes: SizeReport,
         run_keeper: RunKeeper | None = None,
     ) -> None:
-        self.run_keeper = run_keeper
-        self.plan, self.clock, self.marks, self.sizes = plan, clock, marks, sizes
-        self.backward_hooks, self.shard_builder = backward_hooks, shard_builder
+        super().__init__(plan, clock, backward_hooks.interrupts, shard_builder)
+        self.run_keeper, self.marks, self.sizes = run_keeper, marks, sizes
+        self.backward_hooks, self.outside = backward_hooks, shard_builder.outside
         self.notes, self.ledger = backward_hooks.notes, backward_hooks.ledger
-        self.interrupts, self.outside = backward_hooks.interrupts, shard_builder.outside
         first = backward_hooks.ranks.first
         explained = {name: plan.tensors[name] for name in plan.explained if first}
         self._sampled = {name: (tensor, sampled_entries(tensor)) for name, tensor in explained.items()}
         """A few entries of each weight: by these the memory knows which model it belongs to."""
         self._followers = {id(follower.parameter): follower for follower in backward_hooks.followers.values()}
-        self._joined: list[optim.Optimizer] = []
-        """The optimisers that have joined in the last step."""
         self._passes: list[RunPass] = []
         """The passes of the step under way, as recorded layers have seen them."""
-        self._backwards = 0
-        """The number of backward passes before it."""
         self._demotion = Demotion(backward_hooks, shard_builder, marks)
         self._rule_audit = RuleAudit(marks)
         self._updates: list[ParameterUpdate] | None = None
         self._ledger_steps: list[LedgerStep] = []
         self._last_rule: tuple[Rule | None, bool] = None, False
         self._last_transition: tuple[Transition | None, Mapping[str, float]] = None, {}
-
-    def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
-        """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
-        handles = []
-        for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
-            before = uncompiled(self.interrupts.around(partial(self._before, rule)))
-            after = uncompiled(self.interrupts.around(partial(self._after, rule)))
-            handles.append(optimizer.register_step_pre_hook(partial(self._begin, before)))
-            handles.append(optimizer.register_step_post_hook(after))
-        return handles
-
-    @staticmethod
-    def _begin(
-        before: Callable[..., tuple[tuple, dict] | None], optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:
-        """A step begins. Only here, before a compiled graph breaks, it is seen whether there is one."""
-        return before(torch.compiler.is_compiling(), optimizer, args, kwargs)
-
-    def _before(
-        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:  # fmt: skip
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
-        if closure is None:
-            self._stage(rule, compiled, optimizer)
-            return None
-
-        def closed() -> Any:  # the gradients of this step come with the closure
-            loss = closure()
-            self.interrupts.around(self._stage)(rule, compiled, optimizer)
-            return loss
-
-        return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
 
     def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
         """The gradients are final: read them, and what the step is going to do with them."""
@@ -163,23 +120,6 @@ class StepHooks:
         self._demotion.mark(self.clock.next_step)
         return [update for update in updates if update.follower not in demoted]
 
-    def _count_backwards(self) -> int:
-        """The backward passes that added to gradients so far."""
-        return self.backward_hooks.backwards + (0 if self.run_keeper is None else self.run_keeper.backwards)
-
-    def _gradients_wait(self) -> bool:
-        """Whether there are gradients that no optimiser has used yet."""
-        return self.backward_hooks.waiting or (self.run_keeper is not None and self.run_keeper.waiting)
-
-    def _joins(self, optimizer: optim.Optimizer) -> bool:
-        """Whether a step of an optimiser is a part of the last one."""
-        is_another = self._joined and all(joined is not optimizer for joined in self._joined)
-        return (
-            bool(is_another)
-            and self._count_backwards() == self._backwards
-            and self.shard_builder.holds(self.clock.step)
-        )
-
     def _probe_gradients(self, updates: Sequence[ParameterUpdate]) -> None:
         """Take the probes of all gradients, which show NaN and infinity, too."""
         gradients = {
@@ -224,10 +164,7 @@ class StepHooks:
                 tensor, entries = self._sampled[update.follower.name]
                 update.sample, update.state_sample = entries.of(tensor), entry_sample(state.values())
             self.outside.after_step(update.follower.name, state)
-        if not self._joins(optimizer):
-            self.clock.tick()
-            self._joined, self._backwards = [], self._count_backwards()
-        self._joined.append(optimizer)
+        self._count_step(optimizer)
         if self.run_keeper is not None:
             self.run_keeper.after_step(self.clock.step, optimizer, self._passes, self.shard_builder.pending)
             self.sizes.announce(self.clock.step, self.run_keeper.announcement)
@@ -239,12 +176,13 @@ class StepHooks:
         for update in updates:
             update.follower.passes, update.follower.moved = [], True
         self.outside.unfinished_step.end()
-        if not self.plan.only_replay:
-            self.sizes.take(self.clock.step, updates)
+        self.sizes.take(self.clock.step, updates)
         # no other optimiser is likely to join in this step; all processes must find the same
-        all_joined = len(self._joined) == len(self.plan.rules)
-        all_joined = all_joined or (self.backward_hooks.ranks.alone and not self._gradients_wait())
+        all_joined = self._all_stepped or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
         self.shard_builder.add(self.clock.step, updates, all_joined)
+
+    def _count_backwards(self) -> int:
+        return self.backward_hooks.backwards
 
 
 def passes_of(updates: Sequence[ParameterUpdate]) -> list[RunPass]:

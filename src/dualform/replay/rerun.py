@@ -290,7 +290,7 @@ class Rerun:
         if trace.gradient_norm is None:
             return trace.scale
         norms = [
-            gradient_norm([parameter.grad for group in optimizer.param_groups for parameter in group["params"]])
+            gradient_norm([parameter for group in optimizer.param_groups for parameter in group["params"]])
             for optimizer, _ in self.stepping(trace)
         ]
         norm = math.hypot(*norms)

@@ -23,9 +23,9 @@ from dualform.store import (
     ParameterSteps,
     RunLog,
     Store,
+    WeightsChecksum,
     entry_sample,
     sampled_entries,
-    weights_checksum,
 )
 
 from .rerun import PassTrace, StepTrace
@@ -284,11 +284,15 @@ def difference(store: Store, model: nn.Module, step: int) -> Difference | None:
     names = {name for info in store.manifest.run_log.optimizers for group in info.groups for name in group}
     trained = [tensors[p.name].detach() for p in store.manifest.parameters if p.name in names]
     log = store.run_log
-    line = int(np.searchsorted(log["step"].to_numpy(), step))
+    line = int(np.searchsorted(log["step"].to_numpy(), step, "right")) - 1  # after all optimisers of the step
     if has_state(store, step):
         kept = {name: tensor for name, tensor in store.state(step).items() if name in tensors}
         return _difference_of(step, {name: (tensors[name].detach(), tensor) for name, tensor in kept.items()})
-    return None if log["checksum"][line].as_py() == weights_checksum(trained) else Difference(step)
+    if log["weights_checksum"][line].as_py() != WeightsChecksum(trained).after(step):
+        return Difference(step)
+    ended = {name: store.kept_at(name, step) for name in names} if step == store.steps else {}
+    pairs = {name: (tensors[name].detach(), last) for name, last in ended.items() if last is not None}
+    return _difference_of(step, pairs)
 
 
 def _difference_of_samples(store: Store, tensors: Mapping[str, Tensor], step: int) -> Difference | None:

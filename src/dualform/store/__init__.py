@@ -2,7 +2,14 @@
 
 from .answer_caches import CoefficientsKey, KeySumsKey, KroneckerFactors, LedgerKey, LedgerParts, SplitKey, ViewKey
 from .blocks import Block, CallTable
-from .fingerprint_table import entry_sample, entry_samples_at, gradient_norm, sampled_entries, weights_checksum
+from .byte_stretch import ByteStretch, fingerprint
+from .fingerprint_table import (
+    WeightsChecksum,
+    entry_sample,
+    entry_samples_at,
+    gradient_norm,
+    sampled_entries,
+)
 from .folder import INIT, SIGN, lock_folder, remove_memory, remove_unlisted, require_own_folder
 from .format import (
     COMPUTED,
@@ -60,6 +67,7 @@ __all__ = [
     "SIGN",
     "STORED",
     "Block",
+    "ByteStretch",
     "CallRow",
     "CallTable",
     "CoefficientsKey",
@@ -92,6 +100,7 @@ __all__ = [
     "Store",
     "SurveyPass",
     "ViewKey",
+    "WeightsChecksum",
     "all_finite",
     "assemble_matrix",
     "bytes_a_row",
@@ -99,6 +108,7 @@ __all__ = [
     "encode_into",
     "entry_sample",
     "entry_samples_at",
+    "fingerprint",
     "gradient_norm",
     "load_manifest",
     "lock_folder",
@@ -120,6 +130,5 @@ __all__ = [
     "state_of",
     "truncate_shard",
     "verify",
-    "weights_checksum",
     "write_tensors",
 ]

@@ -77,8 +77,8 @@ class PassWatch:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        yield parameter.grad
+                    if (gradient := parameter.grad) is not None:
+                        yield gradient
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

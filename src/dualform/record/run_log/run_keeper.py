@@ -20,10 +20,10 @@ from dualform.store import (
     PendingShard,
     RunLog,
     RunLogLines,
+    WeightsChecksum,
     gradient_norm,
     settings_of,
     state_of,
-    weights_checksum,
 )
 
 from ..hooks import Interrupts
@@ -69,15 +69,18 @@ class RunKeeper:
         budget: int | None,
     ) -> None:
         self.plan, self.optimizers, self.notes, self.log, self.only = plan, optimizers, notes, log, log.only
+        self.interrupts = interrupts
         self.watch = PassWatch(optimizers, notes, interrupts)
         self.calls = ModelCalls(
-            plan.model, notes.begin_call, lambda *_: None, lambda: interrupts.interruptions, watcher=self
+            plan.model, notes.begin_call, lambda *_: None, lambda: interrupts.interruptions, self, alone=True
         )
         """The user's calls, where no layer is recorded."""
         self._budget, self._schedule = budget, StateSchedule(0)
-        self._size_is_known = False
+        self._state_bytes: int | None = None
+        """The size of a whole state, known after the first step: then the optimisers have theirs."""
         self._names = {id(tensor): name for name, tensor in plan.tensors.items()}
-        self._weights = plan.trained
+        self._checksum = WeightsChecksum(plan.trained)
+        self._numbers = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
         self._modules = list(plan.model.named_modules())
         self._parameters = list(plan.model.named_parameters())
         self._end: Tensor | None = None
@@ -112,7 +115,7 @@ class RunKeeper:
             tuple([name for name, parameter in self._parameters if not parameter.requires_grad]),
         )
         if self.only:
-            call.calls[""] += 1
+            call.calls[""] = 1
             self.notes.begin_forward()
 
     def call_ends(self, call: ModelCall, output: Any) -> None:
@@ -126,7 +129,7 @@ class RunKeeper:
 
     def before_step(self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass]) -> None:
         """The gradients of a step are final; ``passes`` are those that recorded layers have seen."""
-        self._gradient = gradient_norm([p.grad for group in optimizer.param_groups for p in group["params"]])
+        self._gradient = gradient_norm([p for group in optimizer.param_groups for p in group["params"]])
         if not math.isfinite(self._gradient):
             raise NonFiniteGradient(NOT_FINITE.format(step=step))
         for run_pass in self.watch.passes if self.only else passes:
@@ -143,12 +146,12 @@ class RunKeeper:
         if self.only:
             passes, self.watch.passes = self.watch.passes, []
             self._batches.setdefault(step, []).extend(run_pass.batch for run_pass in passes)
+            self.calls.settle()
         for run_pass in passes:
             if not run_pass.batch.in_run:
                 run_pass.batch.in_run = run_pass.batch.done = True
                 self._go_on_from(run_pass, step, lines)
-        number = next(i for i, own in enumerate(self.optimizers) if own is optimizer)
-        checksum = weights_checksum(self._weights)
+        number, checksum = self._numbers[id(optimizer)], self._checksum.after(step)
         for place, group in enumerate(optimizer.param_groups):
             settings = settings_of(group)
             if settings != self._settings:
@@ -199,8 +202,9 @@ class RunKeeper:
 
     def _keep_state(self, step: int, pending: PendingShard) -> None:
         """Keep the whole state after a step, if one is due. Another optimiser may take its part of the step later."""
-        if not self._size_is_known:
-            self._size_is_known, self._schedule = True, self._make_schedule()
+        if self._state_bytes is None:
+            self._state_bytes = bytes_of_tensors(self._state(copy=False).values())
+            self._schedule = self._make_schedule(self._state_bytes)
         again = step in self._schedule.kept[-1:]
         if not again and not self._schedule.due(step):
             return
@@ -217,7 +221,7 @@ class RunKeeper:
 
     def announcement(self) -> str:
         """What is kept, in a sentence; known after the first step."""
-        size, most = bytes_of_tensors(self._state().values()), self._schedule.most
+        size, most = self._state_bytes or 0, self._schedule.most
         if not most:
             return (
                 f"the run can be run again from its first step only: a whole state takes {in_bytes(size)}, more than "
@@ -228,13 +232,11 @@ class RunKeeper:
             f"distances, {in_bytes(most * size)} in all."
         )
 
-    def _make_schedule(self) -> StateSchedule:
-        """Now that the optimisers have their state, the size of a whole state is known."""
-        size = bytes_of_tensors(self._state().values())
+    def _make_schedule(self, size: int) -> StateSchedule:
         most = STATES if self._budget is None else self._budget // max(1, size)
-        return StateSchedule(most, tuple(state.step for state in self.log.states if state.step))
+        return StateSchedule(most, tuple(state.step for state in self.log.states if state.step), size)
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self, copy: bool = True) -> dict[str, Tensor]:
         tensors = {
             name: tensor
             for name, tensor in self.plan.tensors.items()
@@ -246,4 +248,4 @@ class RunKeeper:
             for parameter, state in optimizer.state.items()
             if id(parameter) in self._names
         }
-        return state_of(tensors, states, torch.get_rng_state() if self._end is None else self._end)
+        return state_of(tensors, states, torch.get_rng_state() if self._end is None else self._end, copy=copy)

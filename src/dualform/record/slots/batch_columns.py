@@ -17,6 +17,9 @@ COPY = "copy"
 WHEN = "Call tape.note before the forward pass of each batch, or after it and before its backward pass."
 
 KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64", "U": "string"}
+NO_CALLS: Counter[str] = Counter()
+"""Of batches that were not joined."""
+
 FITS = "a number, a string, or one of these for each example"
 
 
@@ -48,7 +51,7 @@ class Batch:
         """Whether no forward pass need follow its note, since trainers may leave out batches."""
         self.calls: Counter[str] = Counter()
         """How many calls of each module belong to it."""
-        self.calls_before: Counter[str] = Counter()
+        self.calls_before: Counter[str] = NO_CALLS
         """The calls of the batch that it turned out to belong to, before it was joined."""
         self.generator: Tensor | None = None
         """Where it can be run again: the state of torch's generator before it, if random numbers do not simply go on
@@ -93,7 +96,8 @@ class BatchColumns:
             values[name] = self._column(name, value)
             if isinstance(values[name], np.ndarray):
                 length = len(values[name])
-                values[name] = np.tile(values[name], self.copies)
+                if self.copies > 1:
+                    values[name] = np.tile(values[name], self.copies)
                 if size is not None and length * self.copies != size:
                     raise NoteError(
                         f"column '{name}' has {length} values, but the batch has {size // self.copies} examples; give "
@@ -230,6 +234,8 @@ def _scalar_or_array(value: Any) -> Any:
     """Convert a value to a Python scalar or a numpy array."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
+        if value.dtype is torch.int64 and value.ndim == 1:
+            return value.numpy().copy()  # the usual indices and labels, at once
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, str | bool | int | float):
         return value
@@ -238,5 +244,5 @@ def _scalar_or_array(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    kind = np.asarray(value).dtype.kind
+    kind = (value if isinstance(value, np.ndarray) else np.asarray(value)).dtype.kind
     return KINDS.get(kind, kind)

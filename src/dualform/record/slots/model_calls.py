@@ -1,7 +1,8 @@
 """The calls that the user makes: of the whole model, or of modules inside it where the loop calls these directly.
 
 At first all modules have hooks. After the first backward pass it is known which modules the user calls, and only these
-keep their hooks.
+keep their hooks. Should the user call another one later, a recorded layer inside it tells; where no layer is recorded,
+every other module keeps a hook that does nothing inside the calls of those.
 """
 
 from collections import Counter
@@ -56,9 +57,9 @@ class ModelCalls:
 
     def __init__(
         self, model: nn.Module, began: Callable[[bool, bool], None], ended: Callable[..., None],
-        interruptions: Callable[[], int], watcher: CallWatcher | None = None,
+        interruptions: Callable[[], int], watcher: CallWatcher | None = None, *, alone: bool = False,
     ) -> None:  # fmt: skip
-        self._watcher = watcher
+        self._watcher, self._alone = watcher, alone
         self._model, self._began, self._ended, self._interruptions = model, began, ended, interruptions
         self._interrupted = 0
         self.current: ModelCall | None = None
@@ -73,6 +74,8 @@ class ModelCalls:
 
     def hook(self) -> "ModelCalls":
         """Watch all modules."""
+        if self._alone and self._settled:
+            self.remove()
         self._settled = False
         for path, module in self._model.named_modules():
             if path not in self._handles:
@@ -93,6 +96,10 @@ class ModelCalls:
             self._settled = True
             for path in [path for path in self._handles if path not in self._called]:
                 self._unhook(path)
+                if self._alone:
+                    hook = Hook(partial(self._look_out, path))
+                    module = self._model.get_submodule(path)
+                    self._handles[path] = [module.register_forward_pre_hook(hook, with_kwargs=True)]
 
     def break_off(self) -> None:
         """Assume that no call is under way: an interrupt may end one without running its hooks."""
@@ -117,6 +124,15 @@ class ModelCalls:
         return torch._C._current_graph_task_id() != -1 and path not in self._without_gradients
 
     @uncompiled
+    def _look_out(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A module is called that the user has not called so far: watch all modules again, if this is the user."""
+        if self._depth and self._interrupted == self._interruptions():
+            return
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 and not is_opaque(module):
+            self.hook()
+            self._before(path, module, args, kwargs)
+
+    @uncompiled
     def _before(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self._depth and (is_opaque(module) or self._is_again(path)):
             return
@@ -125,8 +141,10 @@ class ModelCalls:
         self._depth += 1
         if self._depth == 1:
             self._interrupted = self._interruptions()
-            self.current = ModelCall(path, shapes_of(args, kwargs)) if torch.is_grad_enabled() else None
-            if self.current is None:
+            if torch.is_grad_enabled():
+                self.current = ModelCall(path, () if self._alone else shapes_of(args, kwargs))
+            else:
+                self.current = None
                 self._without_gradients.add(path)
             by_user = torch._C._current_graph_task_id() == -1
             self._began(self.current is not None, by_user)
@@ -146,7 +164,7 @@ class ModelCalls:
         if call is not None and call.calls:
             self.last = call
             self._called.add(path)
-            call.outputs = shapes_of((output,), {})
+            call.outputs = () if self._alone else shapes_of((output,), {})
             if output is not None:
                 self._ended(call, module, args, kwargs)
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from dualform.store import Store
+from dualform.store import Store, fingerprint
 
 from ..plan import RecordingPlan
-from ..verify import Marks, fingerprint
+from ..verify import Marks
 
 SMALL, ALL_SMALL = 64 << 10, 1 << 20
 """Frozen parameters of up to so many bytes are kept; all of them, if their total is at most so many bytes."""

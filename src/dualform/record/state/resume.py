@@ -12,6 +12,7 @@ from dualform.store import (
     Manifest,
     Shard,
     Store,
+    WeightsChecksum,
     entry_sample,
     entry_samples_at,
     load_manifest,
@@ -20,7 +21,6 @@ from dualform.store import (
     remove_unlisted,
     truncate_shard,
     verify,
-    weights_checksum,
     write_tensors,
 )
 
@@ -154,8 +154,9 @@ def _check_logged_weights(store: Store, step: int, plan: RecordingPlan, hint: st
     if store.manifest.run_log is None or not step:
         return
     places = np.flatnonzero(store.run_log["step"].to_numpy() == step)
-    if len(places) and store.run_log["checksum"][int(places[-1])].as_py() != weights_checksum(plan.trained):
-        raise ResumeError(f"the model is not the memory's own at step {step}: a few entries of it differ. {hint}")
+    now = WeightsChecksum(plan.trained).after(step)
+    if len(places) and store.run_log["weights_checksum"][int(places[-1])].as_py() != now:
+        raise ResumeError(f"the model is not the memory's own at step {step}: its trained weights differ. {hint}")
 
 
 def is_kept(store: Store, name: str, step: int, tensor: Tensor) -> bool:

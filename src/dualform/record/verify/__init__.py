@@ -6,7 +6,7 @@ from .gradient_probe import probe_call, probe_gradients
 from .live_certificate import LiveCertificate, StepLine, UsedSlots
 from .marks import Marks
 from .unfinished_step import UnfinishedStep
-from .weight_fingerprint import WeightFingerprints, fingerprint
+from .weight_fingerprint import WeightFingerprints
 
 __all__ = [
     "NO_PRODUCT",
@@ -23,7 +23,6 @@ __all__ = [
     "UsedSlots",
     "WeightFingerprints",
     "audit",
-    "fingerprint",
     "follow_gradients",
     "gradient_eps",
     "not_products",

@@ -1,6 +1,7 @@
 """A step that was broken off: an error inside ``optimizer.step`` leaves tensors that belong to no complete step."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, optim
@@ -11,6 +12,8 @@ BROKEN_OFF = (
     "a step of its optimiser was interrupted by an error, so it or the optimiser's state of it may have changed in "
     "part: the memory does not hold that change"
 )
+
+NO_STATE: Mapping[str, Any] = MappingProxyType({})
 
 
 class UnfinishedStep:
@@ -48,6 +51,8 @@ class UnfinishedStep:
 
     def _versions(self, parameter: Tensor) -> list[int]:
         """How often the parameter and the tensors of its optimiser state have been written to."""
-        state = self._state.get(parameter)
-        state_versions = [value._version for value in state.values() if isinstance(value, Tensor)] if state else []
-        return [parameter._version, *state_versions]
+        versions = [parameter._version]
+        for value in self._state.get(parameter, NO_STATE).values():
+            if isinstance(value, Tensor):
+                versions.append(value._version)
+        return versions

@@ -7,14 +7,12 @@ of a stretch of it, another one after each step. A change that neither shows app
 weights by more than rounding.
 """
 
-import ctypes
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-import xxhash
 from torch import Tensor
+
+from dualform.store import ByteStretch
 
 WHOLE = 1 << 18
 """Optimiser state of up to so many bytes is compared as a whole …"""
@@ -29,7 +27,7 @@ class StateFingerprint(NamedTuple):
     tensor: Tensor
     address: int
     version: int
-    stretch: "ByteStretch"
+    stretch: ByteStretch
     checksum: int
 
 
@@ -84,45 +82,3 @@ def _differs(before: StateFingerprint, tensor: Tensor) -> bool:
         return before.stretch.checksum() != before.checksum
     compared_whole = before.stretch.size is None  # then its bytes decide, whichever tensor holds them
     return not compared_whole or ByteStretch(tensor).checksum() != before.checksum
-
-
-class ByteStretch:
-    """The bytes of a tensor, or ``size`` of them from ``begin`` on, which are read again and again."""
-
-    __slots__ = ("_address", "_bytes", "_shape", "begin", "size", "tensor")
-
-    def __init__(self, tensor: Tensor, begin: int = 0, size: int | None = None) -> None:
-        self.tensor, self.begin, self.size = tensor, begin, size
-        self._address = -1
-        self._shape: torch.Size | None = None
-        self._bytes: ctypes.Array[ctypes.c_char] | bytes = b""
-
-    def checksum(self) -> int:
-        """A checksum of all bits."""
-        tensor = self.tensor
-        if tensor.data_ptr() != self._address or tensor.shape != self._shape or not tensor.is_contiguous():
-            return self._locate()
-        return xxhash.xxh3_64_intdigest(self._bytes)
-
-    def _locate(self) -> int:
-        """The same, where the bytes may have moved since the last time."""
-        tensor = self.tensor
-        in_place = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
-        if not in_place:
-            tensor = tensor.detach().to_dense().cpu().contiguous()
-        end = tensor.nbytes if self.size is None else min(self.begin + self.size, tensor.nbytes)
-        size = max(end - self.begin, 0)
-        data = _bytes(size).from_address(tensor.data_ptr() + self.begin) if size else b""
-        if in_place and size:
-            self._address, self._shape, self._bytes = tensor.data_ptr(), tensor.shape, data
-        return xxhash.xxh3_64_intdigest(data)
-
-
-def fingerprint(tensor: Tensor) -> int:
-    """A checksum of all bits of a tensor."""
-    return ByteStretch(tensor).checksum()
-
-
-@lru_cache(maxsize=1 << 10)
-def _bytes(size: int) -> type[ctypes.Array[ctypes.c_char]]:
-    return ctypes.c_char * size

@@ -41,6 +41,11 @@ class EntrySample:
         entries = tensor.detach().to_dense().reshape(-1)[self.index.to(tensor.device)]
         return entries.to("cpu", self.dtype).view(torch.uint8).numpy().tobytes()
 
+    def norm_of(self, tensor: Tensor) -> float:
+        """The norm of the sampled entries of a tensor."""
+        read = self.of(tensor)
+        return math.hypot(*(self.values([read])[0].tolist() if self._numbers is None else self._numbers.unpack(read)))
+
     @property
     def index(self) -> Tensor:
         """The indices of the sampled entries in the flattened tensor."""

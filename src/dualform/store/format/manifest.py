@@ -29,8 +29,8 @@ A memory is a folder::
                                  initial weights, and the same for the optimiser's buffer, "<name>#buffers"
     run_log/000000.parquet       only in a memory that keeps what training needs to run again: one line per step and
                                  parameter group (step, optimizer, group), with the settings of the group ("opt_lr", …),
-                                 the norm of a few entries of all gradients of the step ("gradient"), and the xxh3-64 of
-                                 a few entries of all weights after it ("checksum")
+                                 the norm of a few entries of two gradients of the step ("gradient"), and a checksum of
+                                 the trained weights after it ("weights_checksum", see ``WeightsChecksum``)
     states/000100.safetensors    a whole state after a step, as often as the budget allows: parameters and buffers by
                                  name, the optimiser's state of each ("<name>#exp_avg"; numbers: "<name>#step#number"),
                                  and the state of torch's generator ("#generator")

@@ -107,8 +107,8 @@ class GroupStep(NamedTuple):
     settings: Mapping[str, float]
     gradient: float
     """The norm of a few entries of all gradients that the optimiser stepped with."""
-    checksum: int
-    """Of a few entries of all weights after the step."""
+    weights_checksum: int
+    """Of the trained weights after the step, as :class:`WeightsChecksum` reads them."""
 
 
 def run_log_table(lines: Sequence[GroupStep]) -> pa.Table:
@@ -117,7 +117,7 @@ def run_log_table(lines: Sequence[GroupStep]) -> pa.Table:
     settings = rows_of([line.settings for line in lines], names, lambda numbers, name: numbers.get(name, np.nan))
     columns = {
         name: number_column(np.array([getattr(line, name) for line in lines], np.int64))
-        for name in ("step", "optimizer", "group", "checksum")
+        for name in ("step", "optimizer", "group", "weights_checksum")
     }
     columns["gradient"] = number_column(np.array([line.gradient for line in lines], np.float64))
     return columns_table(columns | {f"{SETTING}{name}": number_column(settings[:, i]) for i, name in enumerate(names)})
@@ -144,14 +144,16 @@ def settings_of(group: Mapping[str, object]) -> dict[str, float]:
 
 
 def state_of(
-    tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, object]], generator: Tensor
+    tensors: Mapping[str, Tensor], states: Mapping[str, Mapping[str, object]], generator: Tensor, *, copy: bool = True
 ) -> dict[str, Tensor]:
-    """A whole state, copied: the model's tensors, what the optimisers keep of each parameter, and the generator."""
-    state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    """A whole state: the model's tensors, what the optimisers keep of each parameter, and the generator. Without
+    ``copy`` it shows how large a state is, and changes with the next step.
+    """
+    state = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in tensors.items()}
     for name, values in states.items():
         for key, value in values.items():
             if isinstance(value, Tensor):
-                state[f"{name}#{key}"] = value.detach().to("cpu", copy=True)
+                state[f"{name}#{key}"] = value.detach().to("cpu", copy=copy)
             elif isinstance(value, bool | int | float):
                 state[f"{name}#{key}#number"] = torch.tensor(float(value), dtype=torch.float64)
     return state | {GENERATOR: generator.clone()}

@@ -1,0 +1,98 @@
+"""Hooks on the optimisers: they notice when a step begins and when it is complete.
+
+Optimisers that step one after the other, without a backward pass in between, take one step of the memory together (Muon
+for the matrices, AdamW for all other parameters).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import optim
+
+from dualform.rules import Rule
+
+from .hooks import Interrupts, uncompiled
+from .plan import RecordingPlan
+from .shards import ShardBuilder
+from .training import Clock
+
+
+class OptimizerHooks(ABC):
+    """Watches the optimisers. A step counts when it is complete."""
+
+    def __init__(
+        self, plan: RecordingPlan, clock: Clock, interrupts: Interrupts, shard_builder: ShardBuilder
+    ) -> None:  # fmt: skip
+        self.plan, self.clock, self.interrupts, self.shard_builder = plan, clock, interrupts, shard_builder
+        self._joined: list[optim.Optimizer] = []
+        """The optimisers that have joined in the last step."""
+        self._backwards = 0
+        """The number of backward passes before it."""
+
+    def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
+        """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
+        handles = []
+        for optimizer, rule in zip(optimizers, self.plan.rules, strict=True):
+            before = uncompiled(self.interrupts.around(partial(self._before, rule)))
+            after = uncompiled(self.interrupts.around(partial(self._after, rule)))
+            handles.append(optimizer.register_step_pre_hook(partial(self._begin, before)))
+            handles.append(optimizer.register_step_post_hook(after))
+        return handles
+
+    @staticmethod
+    def _begin(
+        before: Callable[..., tuple[tuple, dict] | None], optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        """A step begins. Only here, before a compiled graph breaks, it is seen whether there is one."""
+        return before(torch.compiler.is_compiling(), optimizer, args, kwargs)
+
+    def _before(
+        self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:  # fmt: skip
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimiser
+        if closure is None:
+            self._stage(rule, compiled, optimizer)
+            return None
+
+        def closed() -> Any:  # the gradients of this step come with the closure
+            loss = closure()
+            self.interrupts.around(self._stage)(rule, compiled, optimizer)
+            return loss
+
+        return (optimizer, closed), {key: value for key, value in kwargs.items() if key != "closure"}
+
+    @abstractmethod
+    def _stage(self, rule: Rule | None, compiled: bool, optimizer: optim.Optimizer) -> None:
+        """The gradients are final, and the optimiser is about to change the weights."""
+
+    @abstractmethod
+    def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        """The optimiser has taken its step."""
+
+    @abstractmethod
+    def _count_backwards(self) -> int:
+        """The backward passes that added to gradients so far."""
+
+    def _count_step(self, optimizer: optim.Optimizer) -> None:
+        """An optimiser has taken a step, or its part of the last one."""
+        if not self._joins(optimizer):
+            self.clock.tick()
+            self._joined, self._backwards = [], self._count_backwards()
+        self._joined.append(optimizer)
+
+    @property
+    def _all_stepped(self) -> bool:
+        """Whether every optimiser has taken its part of the last step."""
+        return len(self._joined) == len(self.plan.rules)
+
+    def _joins(self, optimizer: optim.Optimizer) -> bool:
+        """Whether a step of an optimiser is a part of the last one."""
+        is_another = self._joined and all(joined is not optimizer for joined in self._joined)
+        return (
+            bool(is_another)
+            and self._count_backwards() == self._backwards
+            and self.shard_builder.holds(self.clock.step)
+        )
