@@ -438,9 +438,9 @@ def test_a_bit_that_nothing_depends_on_shows(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
             if step == 4:
-                model[1].weight.data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
+                model.get_parameter("1.weight").data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
             if step == 20:
-                model[1].weight.data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
+                model.get_parameter("1.weight").data.view(torch.int32)[WIDE - 1, D + 100] ^= 1
     check = replay(Loop(), tmp_path / "run", model).check()
     assert check.first_difference in range(4, 4 + TURNS)
 

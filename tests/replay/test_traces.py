@@ -31,6 +31,12 @@ CASES = {
     "AdamW": Case(),
     "Adam, amsgrad, decay": Case(optim.Adam, {"lr": 1e-2, "amsgrad": True, "weight_decay": 1e-2}),
     "clipped": Case(clip=0.05),
+    "clipped, so wide that the norm rounds": Case(
+        optim.SGD,
+        {"lr": 0.1},
+        lambda: nn.Sequential(nn.Linear(D, 999), nn.ReLU(), nn.Linear(999, 999), nn.ReLU(), nn.Linear(999, C)),
+        clip=0.1,
+    ),
     "accumulated": Case(accumulate=2),
     "schedule": Case(schedule=True),
     "layer norm": Case(model=lambda: nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, C))),

@@ -253,8 +253,7 @@ class Rerun:
         if self.position not in self._norms:
             self._scales[self.position] = self._recorded_scale(trace)
             assert self.weights is None, "the run without weights comes first"
-            gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-            self._norms[self.position] = math.hypot(*[float(gradient.double().norm()) for gradient in gradients])
+            self._norms[self.position] = self._norm_of_gradients()
         norm, scale = self._norms[self.position] + 1e-6, self._scales[self.position]
         if self.clip_norm is None and is_scaled(scale) and scale > 0 and not self._is_no_clipping:
             self.clip_norm = _round_number_near(scale * norm, self._precision_of_gradients())
@@ -263,6 +262,14 @@ class Rerun:
         if is_scaled(scale):
             self.held_factors.add(self.position + 1)
         return None, scale if is_scaled(scale) else 1.0
+
+    def _norm_of_gradients(self) -> float:
+        """Their norm, rounded as ``clip_grad_norm_`` rounds it: in float32 that of a large gradient is off by 1e-5."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+        if not norms:
+            return 0.0
+        return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
 
     def _precision_of_gradients(self) -> float:
         return max(torch.finfo(p.grad.dtype).eps for p in self.parameters.values() if p.grad is not None)
