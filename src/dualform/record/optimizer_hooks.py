@@ -27,10 +27,6 @@ class OptimizerHooks(ABC):
         self, plan: RecordingPlan, clock: Clock, interrupts: Interrupts, shard_builder: ShardBuilder
     ) -> None:  # fmt: skip
         self.plan, self.clock, self.interrupts, self.shard_builder = plan, clock, interrupts, shard_builder
-        self._joined: list[optim.Optimizer] = []
-        """The optimisers that have joined in the last step."""
-        self._backwards = 0
-        """The number of backward passes before it."""
 
     def hook(self, optimizers: Sequence[optim.Optimizer]) -> list[Any]:
         """Put the hooks in place; returns their handles. A copy or a pickle of an optimiser has no hooks."""
@@ -72,27 +68,7 @@ class OptimizerHooks(ABC):
     def _after(self, rule: Rule | None, optimizer: optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """The optimiser has taken its step."""
 
-    @abstractmethod
-    def _count_backwards(self) -> int:
-        """The backward passes that added to gradients so far."""
-
-    def _count_step(self, optimizer: optim.Optimizer) -> None:
-        """An optimiser has taken a step, or its part of the last one."""
-        if not self._joins(optimizer):
-            self.clock.tick()
-            self._joined, self._backwards = [], self._count_backwards()
-        self._joined.append(optimizer)
-
     @property
     def _all_stepped(self) -> bool:
         """Whether every optimiser has taken its part of the last step."""
-        return len(self._joined) == len(self.plan.rules)
-
-    def _joins(self, optimizer: optim.Optimizer) -> bool:
-        """Whether a step of an optimiser is a part of the last one."""
-        is_another = self._joined and all(joined is not optimizer for joined in self._joined)
-        return (
-            bool(is_another)
-            and self._count_backwards() == self._backwards
-            and self.shard_builder.holds(self.clock.step)
-        )
+        return self.clock.joined == len(self.plan.rules)

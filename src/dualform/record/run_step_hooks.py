@@ -62,13 +62,10 @@ class RunStepHooks(OptimizerHooks):
         begun, self._begun, self.interrupts.stepping = self._begun, False, None
         if not begun:
             return
-        self._count_step(optimizer)
+        self.clock.stepped(optimizer, self.run_keeper.backwards, self.shard_builder.holds(self.clock.step))
         step = self.clock.step
         self.run_keeper.after_step(step, optimizer, (), self.shard_builder.pending)
         self.sizes.announce(step, self.run_keeper.announcement)
         self.shard_builder.enter(step, ())
         self.outside.unfinished_step.end()
         self.shard_builder.add(step, (), self._all_stepped or not self.run_keeper.waiting)
-
-    def _count_backwards(self) -> int:
-        return self.run_keeper.backwards

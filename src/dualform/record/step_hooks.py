@@ -164,7 +164,7 @@ class StepHooks(OptimizerHooks):
                 tensor, entries = self._sampled[update.follower.name]
                 update.sample, update.state_sample = entries.of(tensor), entry_sample(state.values())
             self.outside.after_step(update.follower.name, state)
-        self._count_step(optimizer)
+        self.clock.stepped(optimizer, self.backward_hooks.backwards, self.shard_builder.holds(self.clock.step))
         if self.run_keeper is not None:
             self.run_keeper.after_step(self.clock.step, optimizer, self._passes, self.shard_builder.pending)
             self.sizes.announce(self.clock.step, self.run_keeper.announcement)
@@ -180,9 +180,6 @@ class StepHooks(OptimizerHooks):
         # no other optimiser is likely to join in this step; all processes must find the same
         all_joined = self._all_stepped or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
         self.shard_builder.add(self.clock.step, updates, all_joined)
-
-    def _count_backwards(self) -> int:
-        return self.backward_hooks.backwards
 
 
 def passes_of(updates: Sequence[ParameterUpdate]) -> list[RunPass]:

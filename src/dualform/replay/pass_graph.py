@@ -4,11 +4,12 @@ The gradient of a batch is held as a function of the weights and of each example
 through it gives the curvature of the loss along an adjoint, and the influence of every example, at once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -168,9 +169,34 @@ class PlainWeightNorm(TorchFunctionMode):
         return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-def _has_weight_norm(model: nn.Module) -> bool:
-    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return any(type(part).__name__ in ("WeightNorm", "_WeightNorm") for part in (*model.modules(), *hooks))
+@dataclass(frozen=True)
+class SpecialLayers:
+    """The layers of a model whose derivatives need care, looked up once: every pass asks for them."""
+
+    norms: Mapping[str, _NormBase]
+    """The normalisations (of batches, of instances) that keep running statistics."""
+    divided: Sequence[nn.Embedding]
+    """The embeddings that divide their gradients by how often a word is in the batch."""
+    has_weight_norm: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "SpecialLayers":
+        """Those of a model."""
+        if (known := _SPECIAL_LAYERS.get(model)) is None:
+            modules = dict(model.named_modules())
+            hooks = [hook for module in modules.values() for hook in module._forward_pre_hooks.values()]
+            kinds = {type(part).__name__ for part in (*modules.values(), *hooks)}
+            norms = {
+                name: module
+                for name, module in modules.items()
+                if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None
+            }
+            divided = [m for m in modules.values() if isinstance(m, nn.Embedding) and m.scale_grad_by_freq]
+            known = _SPECIAL_LAYERS[model] = cls(norms, divided, bool(kinds & {"WeightNorm", "_WeightNorm"}))
+        return known
+
+
+_SPECIAL_LAYERS: WeakKeyDictionary[nn.Module, SpecialLayers] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -183,7 +209,10 @@ def differentiable_twice(model: nn.Module) -> Iterator[None]:
     function.apply = staticmethod(lambda run, preserve_rng_state, *args: run(*args))
     checkpointing._checkpoint_hook = lambda frame: nullcontext()
     try:
-        with sdpa_kernel(DIFFERENTIABLE), PlainWeightNorm() if _has_weight_norm(model) else nullcontext():
+        with (
+            sdpa_kernel(DIFFERENTIABLE),
+            PlainWeightNorm() if SpecialLayers.of(model).has_weight_norm else nullcontext(),
+        ):
             yield
     finally:
         checkpointing._checkpoint_hook = own_hook
@@ -237,7 +266,8 @@ def _batch_statistics(model: nn.Module, statistics: list[Statistic]) -> Abstract
         count = x.shape[2]
         return x.mean((0, 2)), x.var(2, unbiased=False).mean(0) * (count / max(count - 1, 1))
 
-    return _removed(module.register_forward_pre_hook(partial(collect, name)) for name, module in _norms(model).items())
+    norms = SpecialLayers.of(model).norms
+    return _removed(module.register_forward_pre_hook(partial(collect, name)) for name, module in norms.items())
 
 
 def normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -252,8 +282,9 @@ def normalised_by(model: nn.Module, statistics: Mapping[str, Tensor]) -> Abstrac
         out = out if module.bias is None else out + module.bias.reshape(shape)
         return out.reshape(output.shape).to(output.dtype)
 
-    layers = {name: module for name, module in _norms(model).items() if f"{name}.running_mean" in statistics}
-    return _removed(module.register_forward_hook(partial(normalise, name)) for name, module in layers.items())
+    norms = SpecialLayers.of(model).norms.items()
+    hooked = [(name, module) for name, module in norms if f"{name}.running_mean" in statistics]
+    return _removed(module.register_forward_hook(partial(normalise, name)) for name, module in hooked)
 
 
 @contextmanager
@@ -272,19 +303,15 @@ def _by_frequency(model: nn.Module) -> Iterator[None]:
             hooks.callback(out.register_hook(lambda error: error / frequency).remove)
             return out
 
-        for module in _divided_embeddings(model):
+        for module in SpecialLayers.of(model).divided:
             hooks.callback(module.register_forward_hook(embed).remove)
         yield
-
-
-def _divided_embeddings(model: nn.Module) -> list[nn.Embedding]:
-    return [module for module in model.modules() if isinstance(module, nn.Embedding) and module.scale_grad_by_freq]
 
 
 @contextmanager
 def undivided(model: nn.Module) -> Iterator[None]:
     """Embeddings whose gradients are plain derivatives."""
-    layers = _divided_embeddings(model)
+    layers = SpecialLayers.of(model).divided
     for module in layers:
         module.scale_grad_by_freq = False
     try:
@@ -308,19 +335,10 @@ def _removed(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         yield
 
 
-def _norms(model: nn.Module) -> dict[str, _NormBase]:
-    """The normalisations (of batches, of instances) that keep running statistics."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None
-    }
-
-
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:
     """Their running statistics, by the names of the buffers."""
     return {
         f"{name}.running_{which}": getattr(module, f"running_{which}")
-        for name, module in _norms(model).items()
+        for name, module in SpecialLayers.of(model).norms.items()
         for which in ("mean", "var")
     }

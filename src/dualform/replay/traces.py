@@ -6,6 +6,7 @@ the first weights, and a few entries of every weight after each step. What it la
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn, optim
 from dualform.errors import QueryError, UnsupportedOptimizer
 from dualform.rules import OTHERS, RULES, Rule, path_of
 from dualform.store import (
+    NO_GRADIENT,
     SETTING,
     Modes,
     ParameterSteps,
@@ -80,19 +82,13 @@ def _logged_traces(store: Store, log: RunLog, index: str) -> list[StepTrace]:
             StepTrace(
                 tuple(replace(one_pass, generator=generators.get(one_pass.first)) for one_pass in passes[step - 1]),
                 groups,
-                gradient_norm=float(np.linalg.norm(list(stepped.values()))),
+                gradient_norm=math.hypot(*(norm for norm in stepped.values() if norm != NO_GRADIENT)),
                 optimizers=tuple(stepped),
                 modes=_modes_at(log, step),
-                has_zero_gradients=not passes[step - 1] and not any(stepped.values()) and _moved(numbers, starts, step),
+                has_zero_gradients=not passes[step - 1] and set(stepped.values()) == {0.0},
             )
         )
     return traces
-
-
-def _moved(numbers: Mapping[str, np.ndarray], starts: np.ndarray, step: int) -> bool:
-    """Whether a step changed weights, as far as their checksum knows."""
-    checksums = [numbers["checksum"][starts[at - 1]] for at in (step - 1, step) if starts[at - 1] < starts[at]]
-    return step == 1 or len(checksums) < 2 or checksums[0] != checksums[1]
 
 
 def _modes_at(log: RunLog, step: int) -> Modes:

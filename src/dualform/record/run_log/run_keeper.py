@@ -15,6 +15,7 @@ from torch import Tensor, nn, optim
 from dualform.errors import NonFiniteGradient, RecordError
 from dualform.sizes import bytes_of_tensors, in_bytes
 from dualform.store import (
+    NO_GRADIENT,
     GroupStep,
     Modes,
     PendingShard,
@@ -129,9 +130,12 @@ class RunKeeper:
 
     def before_step(self, step: int, optimizer: optim.Optimizer, passes: Iterable[RunPass]) -> None:
         """The gradients of a step are final; ``passes`` are those that recorded layers have seen."""
-        self._gradient = gradient_norm([p for group in optimizer.param_groups for p in group["params"]])
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._gradient = gradient_norm(parameters)
         if not math.isfinite(self._gradient):
             raise NonFiniteGradient(NOT_FINITE.format(step=step))
+        if not self._gradient and all(parameter.grad is None for parameter in parameters):
+            self._gradient = NO_GRADIENT
         for run_pass in self.watch.passes if self.only else passes:
             if INDEX_COLUMN not in run_pass.batch.columns:
                 raise RecordError(UNNOTED.format(step=step))

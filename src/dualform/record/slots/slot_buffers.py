@@ -162,20 +162,23 @@ class SlotBuffer:
         self.row_bytes = bytes_a_row(layer, self.dtype)
         self.run: RowRun | None = None
         self._expected, self._taken = rows, 0
-
-    def renew(self) -> None:
-        """A new shard begins: the next rows need a new run."""
-        if self._taken:
-            self._expected, self._taken = self._taken, 0
-        self.run = None
+        self._shard: tuple[SlotArena, int] | None = None
 
     def take(self, slots: CallSlots, key: Tensor, error: Tensor, arena: SlotArena) -> list[RowTarget]:
         """Reserve rows for a call; returns what has to be copied, and where to."""
+        if self._shard != (arena, arena.clears):
+            self._begin_shard(arena)
         run = self.run
         self._taken += len(key)
         if run is None or run.used + len(key) > run.room:
             run = self.run = self._next_run(len(key), arena)
         return run.take(slots, key, error)
+
+    def _begin_shard(self, arena: SlotArena) -> None:
+        """These are the first rows of another shard: they need a new run."""
+        self._shard, self.run = (arena, arena.clears), None
+        if self._taken:
+            self._expected, self._taken = self._taken, 0
 
     def _next_run(self, rows: int, arena: SlotArena) -> RowRun:
         if self.run is not None and rows <= self.run.room and self.run.unused():

@@ -137,8 +137,6 @@ class BackwardHooks:
     def renew(self, arena: SlotArena) -> None:
         """Store slots in another arena from now on: those in the old one are being written."""
         self.arena, self.bytes = arena, 0
-        for buffer in self._buffers.values():
-            buffer.renew()
 
     def forget_unfinished(self) -> None:
         """Drop forward and backward passes that an error broke off: when a step begins, none is under way."""

@@ -27,6 +27,7 @@ from .row_codec import (
 )
 from .run_log import (
     GENERATOR,
+    NO_GRADIENT,
     GroupStep,
     Modes,
     OptimizerInfo,
@@ -47,6 +48,7 @@ __all__ = [
     "GENERATOR",
     "INDEX",
     "NAME",
+    "NO_GRADIENT",
     "SETTING",
     "STORED",
     "CallRow",

@@ -17,6 +17,9 @@ from .tables import SETTING, columns_table, number_column, rows_of
 GENERATOR = "#generator"
 """The name of the state of torch's generator in a kept state."""
 
+NO_GRADIENT = -1.0
+"""Stands for the norm of the gradients of a step in which no parameter had one."""
+
 
 @dataclass(frozen=True)
 class OptimizerInfo:
@@ -106,7 +109,7 @@ class GroupStep(NamedTuple):
     group: int
     settings: Mapping[str, float]
     gradient: float
-    """The norm of a few entries of all gradients that the optimiser stepped with."""
+    """The norm of a few entries of all gradients that the optimiser stepped with, or ``NO_GRADIENT``."""
     weights_checksum: int
     """Of the trained weights after the step, as :class:`WeightsChecksum` reads them."""
 

@@ -20,10 +20,13 @@ class SlotArena:
         memory = torch.empty(ARENA_BYTES + PAGE, dtype=torch.uint8)
         self._buffer = memory[-memory.data_ptr() % PAGE :]
         self._used = 0
+        self.clears = 0
+        """How often its memory was made available again."""
 
     def clear(self) -> None:
         """Make all memory available again: the shard is on disk and its slots are no longer read."""
         self._used = 0
+        self.clears += 1
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, in memory of its own if the arena is full."""
