@@ -88,7 +88,7 @@ def print_answers(
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
     try:
-        answer = spot.ask(question.layer, top=question.k, by=[by], score=question.score)
+        answer = spot.ask(question.layer, per="slot", top=question.k, by=[by], score=question.score)
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise

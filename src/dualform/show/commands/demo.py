@@ -169,7 +169,7 @@ def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[
         chosen = choose(model(data.x[data.test]).softmax(1), data.labels[data.test])
     chosen_rows = data.test[list(chosen.values())]
     spot = memory.attend(model, data.x[chosen_rows])
-    answer = spot.ask(LAYER, top=SHOWN, by=["label"], timeline=25, timeline_by="label")
+    answer = spot.ask(LAYER, per="slot", top=SHOWN, by=["label"], timeline=25, timeline_by="label")
     assert answer.hits is not None and answer.timeline is not None
     recalled = spot.by("label", layer=LAYER, score="abs")
     answers = []
@@ -182,7 +182,7 @@ def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[
                 answer.groups["label"], recalled, answer.timeline, mask, without,
             )
         )  # fmt: skip
-    return answers, spot.top(CURVE, layer=LAYER)
+    return answers, spot.top(CURVE, layer=LAYER, per="slot")
 
 
 def print_answer(console: Console, answer: DemoAnswer) -> None:
