@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -182,7 +181,7 @@ def test_after_a_step_earlier_visits_are_masked(optimizer, tmp_path):
         found = [(hit.query, hit.columns["visit"], hit.contribution) for hit in later]
         assert [line[:2] for line in found] == [line[:2] for line in expected]
         assert [line[2] for line in found] == pytest.approx([line[2] for line in expected])
-    groups, examples = (ask(after=7, progress=False) for ask in (partial(spot.by, "label"), partial(spot.top, N)))
+    groups, examples = spot.by("label", after=7, progress=False), spot.top(N, after=7, progress=False)
     torch.testing.assert_close(groups.values.sum(1), examples.contribution.sum(1))
     assert all(hit.first_step > 7 for hit in examples)
     with pytest.raises(QueryError, match="after=12 leaves no step"):
