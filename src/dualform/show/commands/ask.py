@@ -91,10 +91,10 @@ def print_answers(
     """Ask about the rows in one pass, and print the answer for each."""
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
+    # weights α of different layers do not add up
+    layer = question.layer or (None if question.score == "contribution" else memory.layers[-1])
     try:
-        answer = spot.ask(
-            question.layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after
-        )
+        answer = spot.ask(layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after)
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise
@@ -104,11 +104,11 @@ def print_answers(
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
     hits = answer.hits
-    place = "the whole network" if question.layer is None else f"layer {question.layer}"
+    place = f"layer {layer}" if layer else "the whole network"
     console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
-    if question.layer is None:
+    if layer is None:
         console.print(WHOLE_NETWORK)
-    elif question.layer != memory.layers[-1]:
+    elif layer != memory.layers[-1]:
         console.print(FIRST_ORDER)
     if hits.left_out:
         console.print(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.", markup=False)
