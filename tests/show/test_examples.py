@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from dualform.data.reading import ByteVocabulary, WordVocabulary
 from dualform.errors import DataNotFound, QueryError
 from dualform.models import SeriesClassifier
 from dualform.show.examples import Examples, is_series, load_examples, load_vocabulary, png, read_picture
-from dualform.show.examples.vocabulary import ByteVocabulary, WordVocabulary
 from dualform.show.inputs import together
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
