@@ -168,12 +168,3 @@ def test_what_cannot_be_kept_is_refused_before_training(project, change, error, 
 def test_a_recipe_that_is_no_plain_text_is_refused(broken):
     with pytest.raises(CorruptMemory, match="recipe"):
         recipe_of_json(broken)
-
-
-def test_both_callbacks_take_it(project):
-    pytest.importorskip("transformers", reason="the extra hf is not installed")
-    from dualform.record.hf import RecordCallback
-
-    assert RecordCallback("m", describe={"model": "train:make"})
-    with pytest.raises(TypeError):
-        RecordCallback("m", described={"model": "train:make"})
