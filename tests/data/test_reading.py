@@ -56,7 +56,7 @@ def test_every_form_of_a_table_gives_the_same_rows(tmp_path):
         if not len(rows):
             continue
         assert rows.columns == TRAIN.columns and torch.equal(rows.inputs, TRAIN.inputs)
-        assert rows.labels is not None and torch.equal(rows.labels, TRAIN.labels)
+        assert rows.labels is not None and TRAIN.labels is not None and torch.equal(rows.labels, TRAIN.labels)
 
 
 def test_rows_are_the_numbers_of_the_table_in_order():
@@ -245,6 +245,17 @@ def test_missing_values_are_refused_with_their_row(tmp_path):
     (tmp_path / "x.csv").write_text("a,label\n1,0\n,1\n,1\n")
     with pytest.raises(QueryError, match=r"'a' has no value in 2 of 3 rows \(the first is row 1\)"):
         read(tmp_path / "x.csv")
+
+
+def test_numbers_that_are_none_are_missing_values():
+    with pytest.raises(QueryError, match=r"'a' has no value in 1 of 3 rows \(the first is row 2\)"):
+        read(pa.table({"a": [1.0, 2.0, float("nan")]}))
+
+
+def test_options_of_tables_are_refused_for_arrays(files):
+    for option in ({"scale": True}, {"categories": "a"}):
+        with pytest.raises(QueryError, match=r"columns of a table, and .*x\.npy holds arrays"):
+            read(files[0] / "x.npy", **option)
 
 
 def test_what_cannot_be_read_is_said(files):

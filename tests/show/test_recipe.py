@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from inspect import isfunction
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def call(*words: object):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
+def project(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with a table, a module of the user's own, and an empty file of consents."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     draw = np.random.default_rng(0)
@@ -171,8 +172,9 @@ def test_texts_are_read_with_the_tokenizer_of_the_recipe(project):
         "    return nn.Sequential(nn.Embedding(256, 3), nn.Flatten(), nn.Linear(12, 2))\n"
     )
     assert rows.labels is not None
-    describe = {"model": "textmodel:make", "train": rows, "tokenizer": "bytes", "length": 4}
-    record("texts", model, rows.inputs, rows.labels, describe)
+    record("texts", model, rows.inputs, rows.labels, {"model": "textmodel:make", "train": rows})
+    recipe = dualform.open("texts").recipe
+    assert recipe is not None and (str(recipe.tokenizer), recipe.length) == ("bytes", 4), "they come with the rows"
     result = call("ask", "texts", "--rows", "1", "--trust")
     assert result.exit_code == 0, result.stderr
     assert "ba" in result.stdout and "\0" not in result.stdout, "padding is not shown"

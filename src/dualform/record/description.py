@@ -34,6 +34,8 @@ def make_recipe(
             raise QueryError(f"'{model}' is another module in every program: name its file, as in 'train:make_model'.")
     if columns is None and isinstance(train, DataRows):
         columns = train.columns
+    if isinstance(train, DataRows) and train.vocabulary is not None:  # texts are padded as training saw them
+        tokenizer, length = tokenizer or train.tokens, length or train.inputs.shape[1]
     if columns is not None and not isinstance(columns, Columns):
         columns = Columns((columns,) if isinstance(columns, str) else tuple(columns))
     names = [name.strip() for name in classes.split(",")] if isinstance(classes, str) else list(classes or ())

@@ -5,14 +5,13 @@ memory, in ``~/.config/dualform/trusted-recipes.json``, for the path of the memo
 files that its modules are: a recipe that has changed asks again, and so does another module of the same name.
 """
 
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Collection, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-
-import xxhash
 
 import dualform.data
 import dualform.models
@@ -69,7 +68,7 @@ def _agreement(recipe: Recipe, factories: Sequence[str]) -> str:
     """A checksum of the recipe and of the places of its modules."""
     modules = sorted({parse_factory_name(name, "it").module for name in factories})
     text = json.dumps([recipe.text, {module: _file_of(module) for module in modules}])
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _file_of(module: str) -> str:

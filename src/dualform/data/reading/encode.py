@@ -70,8 +70,9 @@ def numbers_of(table: pa.Table, name: str) -> Float[Tensor, " n"]:
             f"column '{name}' holds values of type {kind}, such as {_short(example)}, which are not numbers: leave it "
             "out with columns (--columns)."
         )
-    _require_values(table, name)
-    return torch.from_numpy(table[name].cast(pa.float64()).to_numpy().astype(np.float64))
+    values = table[name].cast(pa.float64()).to_numpy().astype(np.float64)  # a missing value becomes NaN
+    _require_values(table, name, np.isnan(values))
+    return torch.from_numpy(values)
 
 
 def is_text(table: pa.Table, name: str) -> bool:
@@ -134,9 +135,11 @@ def _word_numbers(table: pa.Table, name: str, words: Sequence[str], role: str) -
     return torch.tensor([numbers[value] for value in values], dtype=torch.int64)
 
 
-def _require_values(table: pa.Table, name: str) -> None:
-    if missing := table[name].null_count:
-        row = table[name].is_null().to_pylist().index(True)
+def _require_values(table: pa.Table, name: str, absent: np.ndarray | None = None) -> None:
+    if absent is None:
+        absent = table[name].is_null().to_numpy()
+    if missing := int(absent.sum()):
+        row = int(absent.argmax())
         raise QueryError(
             f"column '{name}' has no value in {missing:,} of {len(table):,} rows (the first is row {row}): fill them, "
             "or leave the column out with columns (--columns)."

@@ -1,5 +1,6 @@
 """``dualform.data.read``: rows of a file, a DataFrame or a data set, as tensors that a network takes."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -27,7 +28,7 @@ def read(
     *,
     columns: Columns | str | Sequence[str] | None = None,
     label: str | None = None,
-    categories: Sequence[str] = (),
+    categories: str | Sequence[str] = (),
     classes: Sequence[str] | None = None,
     scale: bool = False,
     tokens: Vocabulary | str | PathLike | None = None,
@@ -57,6 +58,7 @@ def read(
     known, names = columns if isinstance(columns, Columns) else None, None
     if not isinstance(columns, Columns | None):
         names = [columns] if isinstance(columns, str) else list(columns)
+    categories = (categories,) if isinstance(categories, str) else tuple(categories)
     vocabulary = load_vocabulary(str(tokens)) if isinstance(tokens, str | PathLike) else tokens
     where = str(source) if isinstance(source, str | Path) else f"this {type(source).__name__}"
     wanted = Columns() if known is None else known
@@ -64,14 +66,17 @@ def read(
     try:
         data = open_source(source, {*wanted.categories, *categories})
         if isinstance(data, Mapping):
+            if scale or categories:
+                raise QueryError(f"scale and categories are for the columns of a table, and {where} holds arrays.")
             result = _arrays(data, wanted, rows, also, where)
         else:
-            wanted = _settle(data, wanted, known, tuple(categories), scale, vocabulary, learn, also, where)
+            wanted = _settle(data, wanted, known, categories, scale, vocabulary, learn, also, where)
             result = _table(take(data, rows, where), wanted, vocabulary, length, also, dtype, where)
     except READING_ERRORS as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise QueryError(f"cannot read {where} as numbers: {reason}") from error
-    return replace(result, source=Path(source) if isinstance(source, str | Path) else None)
+    named = os.fspath(tokens) if isinstance(tokens, str | PathLike) and result.vocabulary is not None else None
+    return replace(result, source=Path(source) if isinstance(source, str | Path) else None, tokens=named)
 
 
 def _arrays(data: Mapping[str, Any], wanted: Columns, rows: Any, also: Sequence[str], where: str) -> DataRows:
@@ -89,8 +94,8 @@ def _arrays(data: Mapping[str, Any], wanted: Columns, rows: Any, also: Sequence[
         raise QueryError(f"{where} has no '{label}' for the labels: it has {names}.")
     labels = as_tensor(take(data[label](), rows, where)) if label is not None and label in names else None
     others = {key: as_tensor(take(data[key](), rows, where)) for key in also if key in names and key != name}
-    chosen = replace(wanted, names=(name,)) if name not in ("", "inputs") or wanted.classes else None
-    return DataRows(as_tensor(take(data[name](), rows, where)), labels, chosen, others)
+    chosen = replace(wanted, names=() if name in ("", "inputs") else (name,))
+    return DataRows(as_tensor(take(data[name](), rows, where)), labels, None if chosen == Columns() else chosen, others)
 
 
 def _settle(

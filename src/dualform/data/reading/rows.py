@@ -29,6 +29,8 @@ class DataRows:
     """Whether every input column of the table holds whole numbers (``inputs`` are floating point all the same)."""
     vocabulary: Vocabulary | None = None
     """What turned texts into tokens."""
+    tokens: str | None = None
+    """The name that it was given by: ``bytes``, or a file."""
 
     def __len__(self) -> int:
         return len(self.inputs)
