@@ -136,10 +136,9 @@ def _word_numbers(table: pa.Table, name: str, words: Sequence[str], role: str) -
 
 
 def _require_values(table: pa.Table, name: str, absent: np.ndarray | None = None) -> None:
-    if absent is None:
-        absent = table[name].is_null().to_numpy()
-    if missing := int(absent.sum()):
-        row = int(absent.argmax())
+    absences = table[name].is_null().to_numpy() if absent is None else absent
+    if missing := int(np.count_nonzero(absences)):
+        row = int(np.argmax(absences))
         raise QueryError(
             f"column '{name}' has no value in {missing:,} of {len(table):,} rows (the first is row {row}): fill them, "
             "or leave the column out with columns (--columns)."
