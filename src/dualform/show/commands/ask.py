@@ -11,12 +11,13 @@ from torch import nn
 from dualform.errors import DualformError, ModelMismatch, QueryError
 from dualform.explain import Hits, Memory
 from dualform.explain.query import Target, labelled
-from dualform.types import Score
+from dualform.types import Per, Score
 
 from ..examples import Examples
 from ..text import (
     FIRST_ORDER,
     MASKED,
+    WHOLE_NETWORK,
     caption,
     examples_view,
     groups_table,
@@ -37,12 +38,15 @@ TOLERANCE = 10
 class RowQuestion:
     """What to ask about each row."""
 
-    layer: str
+    layer: str | None
+    """One layer's exact account; None: the whole network."""
+    per: Per
     by: str | None
     k: int
     score: Score
     target: Target
     without: str | None
+    after: int = 0
     inputs: Examples | None = None
     train: Examples | None = None
     index: str = "index"
@@ -86,7 +90,9 @@ def print_answers(
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
     try:
-        answer = spot.ask(question.layer, top=question.k, by=[by], score=question.score)
+        answer = spot.ask(
+            question.layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after
+        )
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise
@@ -95,15 +101,23 @@ def print_answers(
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
-    console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, layer {question.layer}; {caption(answer.hits)}.")
-    if question.layer != memory.layers[-1]:
+    hits = answer.hits
+    place = "the whole network" if question.layer is None else f"layer {question.layer}"
+    console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
+    if question.layer is None:
+        console.print(WHOLE_NETWORK)
+    elif question.layer != memory.layers[-1]:
         console.print(FIRST_ORDER)
+    if hits.left_out:
+        console.print(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.", markup=False)
+    if hits.remark:
+        console.print(hits.remark, markup=False)
     for number, row in enumerate(rows):
         console.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, number, question.classes)}")
         if question.inputs is not None:
             console.print(examples_view(question.inputs, [number], [""], [None], console.color_system is not None))
-        _show_training(question, answer.hits[number], console)
-        console.print(hits_table(answer.hits[number]))
+        _show_training(question, hits[number], console)
+        console.print(hits_table(hits[number]))
         console.print(groups_table(answer.groups[by], number, question.k))
         if question.score == "contribution":
             console.print(sum_check(answer.groups[by], number))
@@ -120,7 +134,7 @@ def _show_training(question: RowQuestion, hits: Hits, console: Console) -> None:
     indexed = [hit for hit in hits if isinstance(hit.columns[question.index], int)][:MOST_SHOWN]
     shown_hits = [hit for hit in indexed if 0 <= hit.columns[question.index] < len(train)]
     adds = same_digits(hit.contribution for hit in shown_hits)
-    several = len({hit.position for hit in hits}) > 1
+    several = hits.per == "slot" and len({hit.position for hit in hits}) > 1
     rows, places = (
         [hit.columns[question.index] for hit in shown_hits],
         [hit.position if several else None for hit in shown_hits],

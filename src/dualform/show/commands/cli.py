@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from dualform.errors import DualformError, QueryError
 from dualform.explain import open_memory
-from dualform.types import Score
+from dualform.types import Per, Score
 
 from ..described import DataOptions, described
 from ..examples import load_examples, load_vocabulary
@@ -164,7 +164,11 @@ def ask(
     rows: Annotated[str, Option(help="Rows of the examples to ask about: 0,3,5 or 10:14.")] = "0",
     weights: Annotated[Path | None, Option(help="Check that this .safetensors file has the memory's weights.")] = None,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
-    layer: Annotated[str | None, Option(help="Layer to ask. Default: the last one.")] = None,
+    layer: Annotated[
+        str | None, Option(help="The exact account of this layer. Default: all layers together, to first order.")
+    ] = None,
+    per: Annotated[Per, Option(help="Rank training examples, single visits, or single slots of a layer.")] = "example",
+    after: Annotated[int, Option(help="Leave out what training did up to this step.", min=0)] = 0,
     by: Annotated[
         str | None, Option(help="Sum over the groups of this column. Default: label if noted, else step.")
     ] = None,
@@ -198,12 +202,14 @@ def ask(
         require_memory_weights(memory, load_weights(network, weights), weights)
     examples = source.asked(numbers)
     question = RowQuestion(
-        layer or memory.layers[-1],
+        layer,
+        per,
         by,
         k,
         score,
         as_target(target, examples),
         without,
+        after,
         examples if examples.inputs.ndim > 1 else None,
         source.train,
         source.index,
