@@ -3,6 +3,7 @@
 from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
+from .reading import Columns, DataRows, Vocabulary, columns_of, load_vocabulary, read
 from .reference import ReferenceSplit, Scale, reference_images
 from .reviews import ByteTexts, Reviews, as_bytes, reviews
 from .series import Series, series, standardised
@@ -13,19 +14,25 @@ __all__ = [
     "FASHION",
     "OBJECTS",
     "ByteTexts",
+    "Columns",
+    "DataRows",
     "Images",
     "ReferenceSplit",
     "Reviews",
     "Scale",
     "Series",
     "Stories",
+    "Vocabulary",
     "aesop",
     "as_bytes",
     "cifar10",
+    "columns_of",
     "data_file",
     "digits",
     "fashion_mnist",
+    "load_vocabulary",
     "mnist",
+    "read",
     "reference_images",
     "reference_scale",
     "reviews",

@@ -13,7 +13,7 @@ from dualform.explain import Hits, Memory
 from dualform.explain.query import Target, labelled
 from dualform.types import Per, Score
 
-from ..examples import Examples, load_examples
+from ..examples import Examples
 from ..text import (
     FIRST_ORDER,
     MASKED,
@@ -72,17 +72,15 @@ def require_memory_weights(memory: Memory, model: nn.Module, file: Path) -> None
     )
 
 
-def as_target(word: str | None, data: Path, network: nn.Module, rows: Sequence[int]) -> Target:
-    """What --target says: a class, or the margin or the loss of the labels that the file has of the rows."""
+def as_target(word: str | None, examples: Examples) -> Target:
+    """What --target says: a class, or the margin or the loss of the labels of the examples."""
     if word is None or word.lstrip("-").isdigit():
         return None if word is None else int(word)
-    labels = load_examples(str(data), network).labels if word in ("margin", "loss") else None
+    labels = examples.labels if word in ("margin", "loss") else None
     if labels is None:
-        known = f"{data} has no labels" if word in ("margin", "loss") else f"--target {word!r} is not understood"
-        raise QueryError(
-            f"{known}; give a class (--target 7), or 'margin' or 'loss' with labels in the file of --data."
-        )
-    return labelled(word, [int(labels[row]) for row in rows])
+        known = "the data has no labels" if word in ("margin", "loss") else f"--target {word!r} is not understood"
+        raise QueryError(f"{known}; give a class (--target 7), or 'margin' or 'loss' with labels in the data.")
+    return labelled(word, [int(label) for label in labels])
 
 
 def print_answers(
