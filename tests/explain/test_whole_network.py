@@ -184,6 +184,8 @@ def test_after_a_step_earlier_visits_are_masked(optimizer, tmp_path):
     groups, examples = spot.by("label", after=7, progress=False), spot.top(N, after=7, progress=False)
     torch.testing.assert_close(groups.values.sum(1), examples.contribution.sum(1))
     assert all(hit.first_step > 7 for hit in examples)
+    for layer in (None, "2"):  # what is left out is a part of the total, so none is given
+        assert spot.by("label", layer=layer, after=7, progress=False).residual is None
     with pytest.raises(QueryError, match="after=12 leaves no step"):
         spot.top(1, after=12)
 

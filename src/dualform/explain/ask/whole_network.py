@@ -1,6 +1,7 @@
 """Questions to the whole network, or to all that feeds one layer: examples, groups and times through all parameters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,10 @@ def ask_network(
     names = [name for name, _ in question.asked]
     groups = {column: group_slots(store, names, column) for column in asked.by}
     if groups and not (asked.top or asked.timeline) and _prefers_ledger(question, groups):
-        return ScanAnswers(None, {c: _groups_from_ledger(question, g) for c, g in groups.items()}, None, {})
+        found = {c: _groups_from_ledger(question, g) for c, g in groups.items()}
+        if asked.after:
+            found = {c: replace(g, initial=None, total=None) for c, g in found.items()}
+        return ScanAnswers(None, found, None, {})
     summands = Summands(store, asked.view, asked.per, asked.top_by) if asked.top else None
     over = stretches_of(store, asked, names)
     sums = [g.names for g in groups.values()] + ([summands.groups.names] if summands else [])
@@ -53,13 +57,15 @@ def ask_network(
     if question.swept:
         rule = rule_with_preconditioner(store, store.layer(question.swept[0])[0])
         remark = remark_of(EarlyShare.of_all([part.early for part in parts]), store.steps, rule, asked.after)
-    initial = question.initial(parts[0].factors)
+    initial, total = question.initial(parts[0].factors), question.total
+    if asked.after:  # what is left out is a part of the total, too
+        initial = total = None
     answers = {}
     for column, g in groups.items():
         values = torch.cat([part.groups[column] for part in parts])
         answers[column] = Groups(
-            place, column, asked.score, question.target, g.names, values, None, initial, question.total,
-            question.left_out, remark,
+            place, column, asked.score, question.target, g.names, values, None, initial, total, question.left_out,
+            remark,
         )  # fmt: skip
     timeline = None
     if over:

@@ -119,7 +119,7 @@ def print_answers(
         _show_training(question, hits[number], console)
         console.print(hits_table(hits[number]))
         console.print(groups_table(answer.groups[by], number, question.k))
-        if question.score == "contribution":
+        if answer.groups[by].total is not None:
             console.print(sum_check(answer.groups[by], number))
         if masked is not None:
             prediction = _prediction(masked, number, question.classes)
