@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +13,7 @@ from rich.console import Console
 from torch import nn, optim
 
 from dualform.engine import StoreView, certify
-from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
+from dualform.errors import DualformError, QueryError, RecordError, warn
 from dualform.rules import Rule
 from dualform.sizes import bytes_of
 from dualform.store import (
@@ -330,12 +329,12 @@ class Tape:
         if not self._ranks.all_here():
             first = shard_builder.pending.first
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
-            warnings.warn(message, DualformWarning, stacklevel=3)
+            warn(message)
             return
         if self.interrupts.gave_up and not shard_builder.writer.has_room(within=GRACE):
             written = shard_builder.writer.manifest.steps
             message = f"the disk was not waited for: of steps {written + 1} to {self.step} none is known to be written."
-            warnings.warn(message, DualformWarning, stacklevel=3)
+            warn(message)
             return
         self.interrupts.gave_up = False
         try:
@@ -343,4 +342,4 @@ class Tape:
             shard_builder.flush(live=False)
             shard_builder.writer.end(Ended("interrupted", self.step, kind.__name__))
         except DualformError as error:
-            warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)
+            warn(f"some complete steps were not written: {error}")

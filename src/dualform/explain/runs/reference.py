@@ -5,7 +5,6 @@ Every other run and every question of a :class:`~dualform.explain.ReplayedRun` g
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import DualformWarning, HorizonError
+from dualform.errors import HorizonError, warn
 from dualform.replay import (
     Difference,
     PassTrace,
@@ -89,7 +88,7 @@ class ReferenceRun:
     def exact(self) -> ReferenceResult:
         """The result of the run. A run that is not the recorded one gives a warning."""
         if not self._result.check.exact:
-            warnings.warn(f"{self._result.check} Its answers are about this run.", DualformWarning, stacklevel=3)
+            warn(f"{self._result.check} Its answers are about this run.")
         return self._result
 
     @cached_property

@@ -7,7 +7,6 @@ There are three answers to "what if this example had not been there?", in rising
 - *retrained*: the network really trained again without it.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -20,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import QueryError, warn
 from dualform.progress import OnProgress, Progress, bar
 from dualform.replay import (
     Data,
@@ -391,7 +390,7 @@ class ReplayedRun:
             if not reference.exact.check.exact:
                 each.simplified.factors.clear()  # what another loss or other data do to the gradients was said before
             if each.simplified.held:
-                warnings.warn(each.simplified.held, DualformWarning, stacklevel=4)
+                warn(each.simplified.held)
         return found
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:
