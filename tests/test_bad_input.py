@@ -574,7 +574,7 @@ ASKING = [
     Case("queries that are no tensor", QueryError, ("tensor", "list"), lambda s: s.spot([[1.0] * 6])),
     Case("no queries", QueryError, ("example",), lambda s: s.spot(X[:0]).top(1, layer="fc2")),
     Case("queries with NaN", QueryError, ("NaN",), lambda s: s.spot(torch.cat([X, X[:1] * NAN])).top(1, layer="fc2")),
-    Case("a filter with bad grammar", FilterError, ("'label =='", "syntax error", "'label'"),
+    Case("a filter with bad grammar", FilterError, ("'label =='", "ends too early", "'label'"),
          lambda s: s.memory().only("label ==")),
     Case("an empty filter", FilterError, ("''", "'label'"), lambda s: s.memory().only("")),
     Case("a filter on an unknown column", FilterError, ("sauce", "'label'"), lambda s: s.memory().without("sauce = 1")),
