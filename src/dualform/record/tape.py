@@ -14,6 +14,7 @@ from torch import nn, optim
 
 from dualform.engine import StoreView, certify
 from dualform.errors import DualformError, QueryError, RecordError, warn
+from dualform.progress import is_quiet
 from dualform.rules import Rule
 from dualform.sizes import bytes_of
 from dualform.store import (
@@ -241,7 +242,7 @@ class Tape:
 
     @property
     def _speaks(self) -> bool:
-        return self.options.progress and self._ranks.first
+        return self.options.progress and self._ranks.first and not is_quiet()
 
     @staticmethod
     def _tell(text: str) -> None:

@@ -45,7 +45,7 @@ from ..query import Target, choose, examples_first, first_axis, labelled, logits
 from .answers import Influence, RunCheck
 from .comparison import Comparison
 from .metasmoothness import Metasmoothness
-from .reference import ReferenceRun
+from .reference import WORTH_A_BAR, ReferenceRun
 from .replayed_slots import ReplayedSlots, replay_slots
 from .retraining import Folder, Retraining, Trainer, renormalised, require_one_choice
 
@@ -56,9 +56,6 @@ if TYPE_CHECKING:
 
 PARTS_OF_BUDGET = 3
 """Memory is for states on the way, for the steps of a stretch, and for the adjoints of queries."""
-
-WORTH_A_BAR = 200
-"""Fewer steps end before anyone could read the bar."""
 
 
 class ReplayedRun:
@@ -74,6 +71,7 @@ class ReplayedRun:
         index: str = "index",
         optimizer: MakeOptimizer | None = None,
         budget: int | str = "4 GB",
+        progress: Progress = True,
     ) -> None:
         self._budget = bytes_of("budget", budget) // PARTS_OF_BUDGET
         store.need_steps()
@@ -83,7 +81,7 @@ class ReplayedRun:
         load_first_weights(store, own)
         traces, optimizers = step_traces(store, index), rebuild_optimizers(store, own, optimizer)
         rerun = Rerun(own, optimizers, losses, data, traces, taught=taught_rules(store, optimizers, own))
-        self._reference = ReferenceRun(store, rerun, self._budget)
+        self._reference = ReferenceRun(store, rerun, self._budget, progress)
         self._slots: list[ReplayedSlots] = []
 
     def __repr__(self) -> str:

@@ -18,13 +18,10 @@ from dualform.store import STORED, Store
 from dualform.types import DType
 
 from .answers import RunCheck
-from .reference import Differences, ReferenceRun
+from .reference import WORTH_A_BAR, Differences, ReferenceRun
 
 if TYPE_CHECKING:
     from ..memory import Memory
-
-WORTH_A_BAR = 200
-"""Runs of fewer steps end before anyone could read the bar."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..text import (
     same_digits,
     sum_check,
 )
+from .as_json import print_json
 
 MOST_SHOWN = 5
 """How many training examples are shown as pictures or passages."""
@@ -82,9 +83,10 @@ def as_target(word: str | None, data: Path, network: nn.Module, rows: Sequence[i
 
 
 def print_answers(
-    memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: RowQuestion, console: Console
-) -> None:
-    """Ask about the rows in one pass, and print the answer for each."""
+    memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: RowQuestion, console: Console,
+    *, json: bool = False,
+) -> None:  # fmt: skip
+    """Ask about the rows in one pass, and print the answer for each, or all as JSON."""
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
     try:
@@ -97,6 +99,10 @@ def print_answers(
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
+    if json:
+        about = {"memory": memory.path, "step": memory.step, "rows": rows, "output": spot.prediction}
+        print_json({**about, **({"output_without": masked} if masked is not None else {}), "answer": answer})
+        return
     console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, layer {question.layer}; {caption(answer.hits)}.")
     if question.layer != memory.layers[-1]:
         console.print(FIRST_ORDER)

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from dualform.errors import DualformError, QueryError
 from dualform.explain import open_memory
+from dualform.progress import quietly
 from dualform.types import Score
 
 from ..examples import Examples, is_series, load_examples, load_vocabulary
@@ -25,17 +27,48 @@ from ..views import ExamplePlace, WorkQueue, make_explorer
 from . import demo as demonstration
 from . import evaluate as evaluation
 from . import reproduce as experiments
+from .as_json import print_json
 from .ask import RowQuestion, as_target, print_answers, require_memory_weights
+from .completion import Shell, script
 from .heads import HeadsInputs, print_reports, write_page
-from .help import print_help
-from .inspect import print_contents
+from .help import print_help, texts
+from .inspect import contents, print_contents
+from .interrupted import after_interrupt
 from .program import program
 
 PROGRAM = escape(program())
 
 
+ANYWHERE = ("--quiet", "-q", "--debug")
+"""Options of all commands, which may stand before the command or after it."""
+
+
 class Commands(TyperGroup):
     """Prints every error of ours as one sentence without a traceback, and ends cleanly on Ctrl-C."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words that were typed; options of all commands are moved to the front."""
+        ctx.meta["dualform.words"] = list(args)
+        end = args.index("--") if "--" in args else len(args)
+        first = [word for word in args[:end] if word in ANYWHERE]
+        return super().parse_args(ctx, [*first, *(word for word in args[:end] if word not in ANYWHERE), *args[end:]])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was typed, and remember its options for the case of Ctrl-C."""
+        name, command, rest = super().resolve_command(ctx, args)
+        ctx.meta["dualform.command"] = (name, command, list(rest))
+        return name, command, rest
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name. Its flags are shown as flags, not as options with a value."""
+        command = super().get_command(ctx, cmd_name)
+        return None if command is None else _with_bare_flags(command, command.get_params(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options before the command."""
+        params = super().get_params(ctx)
+        _with_bare_flags(self, params)
+        return params
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -54,10 +87,18 @@ class Commands(TyperGroup):
             errors.print(f"cannot use {error.filename}: {error.strerror}.")
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
-            errors.print(
-                "\nStopped. Everything that was complete is on disk. To start over, run the same command again."
-            )
+            name, command, rest = ctx.meta["dualform.command"]
+            values = command.make_context(name, rest, parent=ctx, resilient_parsing=True).params
+            errors.print(f"\n{after_interrupt(name, values, ctx.meta['dualform.words'])}")
             raise typer.Exit(130) from error
+
+
+def _with_bare_flags(command: Any, params: Any) -> Any:
+    """A command whose flags have no ``<bool>`` in the help."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return command
 
 
 def _replace_what_cannot_be_encoded() -> None:
@@ -71,6 +112,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     help="Which training examples is this prediction made of?",
@@ -91,6 +133,7 @@ ClassesOption = Annotated[str | None, Option(help="Names of the classes: cat,dog
 TokensOption = Annotated[
     str | None, Option(help="Vocabulary of token ids: 'bytes', a .json or .txt list, or a tokenizer.json.")
 ]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 IndexOption = Annotated[str, Option(help="Column that holds the index of each visit's training example.")]
 LengthOption = Annotated[int, Option(help="Tokens per example if the data is one long text.", min=1)]
 
@@ -104,10 +147,16 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def options(
+    context: typer.Context,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Print results only: no progress, no estimates, no hints.")
+    ] = False,
     debug: Annotated[bool, Option("--debug", envvar="DUALFORM_DEBUG", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, Option("--version", help="Show the version and exit.", callback=_version)] = False,
 ) -> None:
     """Options of all commands."""
+    if quiet:
+        context.with_resource(quietly())
 
 
 @app.command(epilog=f"[bold]Example:[/] {PROGRAM} demo --out runs/demo")
@@ -120,9 +169,9 @@ def demo(
 
 
 @app.command(epilog=f"[bold]Example:[/] {PROGRAM} inspect runs/demo/memory")
-def inspect(path: MemoryPath) -> None:
+def inspect(path: MemoryPath, json: JsonOption = False) -> None:
     """Show what a memory holds: steps, visits, columns, layers, sizes on disk, certificate and marks."""
-    print_contents(open_memory(path), _console())
+    print_json(contents(open_memory(path))) if json else print_contents(open_memory(path), _console())
 
 
 EXAMPLES = f"""[bold]Examples:[/]
@@ -159,6 +208,7 @@ def ask(
     classes: ClassesOption = None,
     tokens: TokensOption = None,
     index: IndexOption = "index",
+    json: JsonOption = False,
 ) -> None:
     """Show which training examples the predictions for rows of a file are made of."""
     memory = open_memory(path) if step is None else open_memory(path).at(step)
@@ -183,7 +233,7 @@ def ask(
         index,
         names,
     )
-    print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console())
+    print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console(), json=json)
 
 
 SERVE = f"""[bold]Examples:[/]
@@ -291,13 +341,16 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Train again without random subsets, and show how well influence and contributions predict what comes out."""
     network = make_model(model)
     training, tests = (load_examples(name, network) for name in (data, test))
     plan = evaluation.Plan(queries, subsets, drop, seed, processes, index)
     out = folder or path.with_name(path.name + "-evaluated")
-    evaluation.run(open_memory(path), network, training, tests, plan, out, _console())
+    outcome = evaluation.run(open_memory(path), network, training, tests, plan, out, _console(quiet=json))
+    if json:
+        print_json(evaluation.content(outcome, open_memory(path), plan))
 
 
 HEADS = f"""[bold]Examples:[/]
@@ -383,10 +436,21 @@ def reproduce(
 @app.command("help", epilog="[bold]Examples:[/]\n\ndualform help NoteError\n\ndualform help edited")
 def explain_name(
     name: Annotated[str | None, Argument(help="An error or a mark; without a name all of them are listed.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Explain an error or a mark: what happened, and what to do about it."""
-    print_help(name, _console())
+    print_json(texts(name)) if json else print_help(name, _console())
 
 
-def _console() -> Console:
-    return Console(highlight=False)
+@app.command(
+    epilog=f"[bold]Examples:[/]\n\n{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/dualform\n\n"
+    f"{PROGRAM} completion zsh > ~/.dualform-completion && echo 'source ~/.dualform-completion' >> ~/.zshrc\n\n"
+    f"{PROGRAM} completion fish > ~/.config/fish/completions/dualform.fish"
+)
+def completion(shell: Annotated[Shell, Argument(help="The shell: bash, zsh or fish.")]) -> None:
+    """Print a script with which the shell completes commands and options."""
+    typer.echo(script(get_command(app), ANYWHERE, shell), nl=False)
+
+
+def _console(quiet: bool = False) -> Console:
+    return Console(highlight=False, quiet=quiet)
