@@ -3,6 +3,7 @@
 from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
+from .indexed import IndexedCollate, IndexedDataset, indexed, indexed_collate
 from .reference import ReferenceSplit, Scale, reference_images
 from .reviews import ByteTexts, Reviews, as_bytes, reviews
 from .series import Series, series, standardised
@@ -14,6 +15,8 @@ __all__ = [
     "OBJECTS",
     "ByteTexts",
     "Images",
+    "IndexedCollate",
+    "IndexedDataset",
     "ReferenceSplit",
     "Reviews",
     "Scale",
@@ -25,6 +28,8 @@ __all__ = [
     "data_file",
     "digits",
     "fashion_mnist",
+    "indexed",
+    "indexed_collate",
     "mnist",
     "reference_images",
     "reference_scale",
