@@ -205,14 +205,16 @@ def warn(message: str, line: UserLine | None = None) -> None:
     warnings.warn_explicit(message, DualformWarning, line.file, line.number, line.module, line.registry)
 
 
-def require(module: str, extra: str) -> Any:
-    """Import an optional package, or raise an error that names the extra to install."""
+def require(module: str, extra: str | None = None) -> Any:
+    """Import an optional package, or raise an error that names the extra to install (or the package, without one)."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ImportError as error:
+        command = f"pip install '{module}'"
+        if extra is not None:
+            command = f"pip install 'dualform[{extra}]' (in a clone of dualform: pip install '.[{extra}]')"
         raise MissingExtra(
-            f"this needs the package '{module}', which is not installed. "
-            f"Install it with: pip install 'dualform[{extra}]' (in a clone of dualform: pip install '.[{extra}]')"
+            f"this needs the package '{module}', which is not installed. Install it with: {command}"
         ) from error

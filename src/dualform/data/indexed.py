@@ -25,7 +25,7 @@ def indexed(dataset: Any, name: str = "index") -> Any:
         )
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise QueryError(
-            f"a {type(dataset).__name__} gives its items in a stream, where they have no place, so there is no index to "
+            f"a {type(dataset).__name__} gives its items in a stream, where none has a place, so there is no index to "
             "give. Let the stream yield a number of its own with each item, or pass a data set with __getitem__ and "
             "__len__, such as a list of its items."
         )

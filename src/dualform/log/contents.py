@@ -19,7 +19,7 @@ class LoggedContents:
     numbers: Mapping[str, float]
     text: str
     tables: Mapping[str, Any]
-    """DataFrames in which every value is a number, a truth value or text."""
+    """DataFrames in which each column holds numbers, truth values or text."""
 
 
 def contents(memory: Memory, tables: Tables | None = None) -> LoggedContents:
@@ -64,9 +64,16 @@ def as_frame(name: str, answer: Any) -> Any:
     frame = frame.reset_index() if any(part is not None for part in frame.index.names) else frame.copy()
     frame.columns = [str(column) for column in frame.columns]
     for column in frame.columns:
-        if frame[column].dtype == object:
-            frame[column] = [value if isinstance(value, bool | int | float) else str(value) for value in frame[column]]
+        if frame[column].dtype.kind not in "biuf":
+            frame[column] = _of_one_kind(frame[column].tolist())
     return frame
+
+
+def _of_one_kind(values: list[Any]) -> list[Any]:
+    """The values of a column as they are if all are numbers, else as text: some tools refuse a column with both."""
+    if all(isinstance(value, bool | int | float) for value in values):
+        return values
+    return ["unknown" if value is None or value != value else str(value) for value in values]
 
 
 def _name(name: str) -> str:

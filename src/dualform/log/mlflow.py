@@ -14,7 +14,7 @@ def mlflow(memory: Memory, run: Any, *, tables: Tables | None = None, step: int 
     ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``. ``step`` is by default that of the
     memory.
     """
-    client = require("mlflow", "mlflow").MlflowClient()
+    client = require("mlflow").MlflowClient()
     run_id = run if isinstance(run, str) else run.info.run_id
     logged, at = contents(memory, tables), memory.step if step is None else step
     for name, value in logged.numbers.items():

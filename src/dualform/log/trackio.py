@@ -13,7 +13,7 @@ def trackio(memory: Memory, run: Any, *, tables: Tables | None = None) -> None:
 
     ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``.
     """
-    package = require("trackio", "trackio")
+    package = require("trackio")
     logged = contents(memory, tables)
     frames = {name: package.Table(dataframe=frame) for name, frame in logged.tables.items()}
     run.log({**logged.numbers, **frames, "dualform/certificate_text": package.Markdown(f"```\n{logged.text}\n```")})

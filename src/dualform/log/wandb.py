@@ -13,7 +13,7 @@ def wandb(memory: Memory, run: Any, *, tables: Tables | None = None) -> None:
 
     ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``. The steps of the run go on as before.
     """
-    table = require("wandb", "wandb").Table
+    table = require("wandb").Table
     logged = contents(memory, tables)
     run.summary.update({**logged.numbers, "dualform/certificate_text": logged.text})
     if logged.tables:
