@@ -140,9 +140,11 @@ class PassTime:
 
 
 def in_words(seconds: float) -> str:
-    """A length of time as rough as its estimate: 15 s, 40 s, 3 min, 2 h."""
-    if seconds < 55:
-        return f"{max(1, round(seconds / 5)) * 5} s"
+    """A length of time as rough as its estimate: 12 s, 40 s, 3 min, 2 h."""
+    if seconds < 20:
+        return f"{round(seconds)} s"
+    if seconds < 90:
+        return f"{round(seconds / 5) * 5} s"
     if seconds < 90 * 60:
         return f"{max(1, round(seconds / 60))} min"
     return f"{round(seconds / 3600)} h"

@@ -16,8 +16,8 @@ from dualform.progress import OnProgress
 from dualform.store import LedgerState, Store
 from dualform.types import ParameterSplit
 
-from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .layer_progress import LayerProgress
+from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .parameter_sums import parameter_sum
 from .preconditioned import SlotGroups, rerun_from_slots
 from .stream import StoreView

@@ -202,10 +202,22 @@ class Tape:
                     self._close()
                 else:
                     self._save_what_is_complete(kind)
+                if isinstance(error, KeyboardInterrupt):
+                    self._say_what_is_kept(error)
         except BaseException as failure:
             self.interrupts.end(failure, sys._getframe(1))
             raise
         self.interrupts.end(error, sys._getframe(1))
+
+    def _say_what_is_kept(self, error: KeyboardInterrupt) -> None:
+        """Below the traceback of Ctrl-C: how many steps are on disk, and how to go on with them."""
+        kept = self._recorder.shard_builder.writer.manifest.steps
+        if self._speaks and kept:
+            error.add_note(
+                f"dualform: {self.path} keeps the {kept:,} steps that were complete. Read them with "
+                f"dualform.open({str(self.path)!r}), or train on from a checkpoint of step {kept} with "
+                f"dualform.record(…, resume={kept})."
+            )
 
     def _need_running(self) -> None:
         if not self._running:
