@@ -43,7 +43,7 @@ class Heard(io.StringIO):
 
 def recorded(path: Path, optimizer_class, rate: float, steps: int, x, y, reuse: bool):
     if reuse and path.exists() and dualform.open(path).step == steps:
-        return dualform.open(path).load_into(MLP(*WIDTHS))
+        return dualform.open(path).load_into(MLP(*WIDTHS), progress=False)
     torch.manual_seed(0)
     model = MLP(*WIDTHS)
     optimizer = optimizer_class(model.parameters(), lr=rate)

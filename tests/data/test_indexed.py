@@ -1,6 +1,7 @@
 """``indexed``: every item comes with its place in the data set, however a loader goes through it."""
 
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
@@ -62,12 +63,13 @@ def test_whatever_a_loader_does_with_the_order_the_index_is_the_place(batch_size
 
 
 def test_samplers_workers_and_data_sets_of_data_sets_work():
-    for options in (
+    loaders: tuple[dict[str, Any], ...] = (
         {"sampler": WeightedRandomSampler([1.0] * 20, 30)},
         {"batch_sampler": BatchSampler([3, 3, 5, 19], 2, drop_last=False)},
         {"batch_size": None},
         {"batch_size": 4, "num_workers": 1},
-    ):
+    )
+    for options in loaders:
         for x, _, index in DataLoader(indexed(PAIRS), **options):
             torch.testing.assert_close(x, X[index])
     for x, _, index in DataLoader(indexed(ConcatDataset([PAIRS, PAIRS])), batch_size=40):

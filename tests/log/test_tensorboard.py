@@ -8,13 +8,14 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_tensorboard_reads_what_was_logged(logged, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: make loggers")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events_of = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed: make loggers"
+    )
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path)) as writer:
         log.tensorboard(logged.memory, writer, tables=logged.tables)
-    events = EventAccumulator(str(tmp_path))
+    events = events_of.EventAccumulator(str(tmp_path))
     events.Reload()
     contents = log.contents(logged.memory, logged.tables)
     assert set(events.Tags()["scalars"]) == {name.replace(" ", "_") for name in contents.numbers}

@@ -11,13 +11,12 @@ def test_trackio_holds_what_was_logged(logged, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # is read when the package is imported
     trackio = pytest.importorskip("trackio", reason="trackio is not installed: make loggers")
 
+    storage = pytest.importorskip("trackio.sqlite_storage")
     run = trackio.init(project="dualform", name="one", auto_log_gpu=False)
     run.log({"loss": 1.0})
     log.trackio(logged.memory, run, tables=logged.tables)
     trackio.finish()
-    from trackio.sqlite_storage import SQLiteStorage
-
-    values = {name: value for line in SQLiteStorage.get_logs("dualform", "one") for name, value in line.items()}
+    values = {name: value for line in storage.SQLiteStorage.get_logs("dualform", "one") for name, value in line.items()}
     contents = log.contents(logged.memory, logged.tables)
     for name, value in contents.numbers.items():
         assert values[name] == pytest.approx(value, rel=1e-12)

@@ -29,12 +29,11 @@ from . import evaluate as evaluation
 from . import reproduce as experiments
 from .as_json import print_json
 from .ask import RowQuestion, as_target, print_answers, require_memory_weights
-from .completion import Shell, script
 from .heads import HeadsInputs, print_reports, write_page
 from .help import print_help, texts
 from .inspect import contents, print_contents
-from .interrupted import after_interrupt
 from .program import program
+from .shell import Shell, after_interrupt, script, warnings_as_sentences
 
 PROGRAM = escape(program())
 
@@ -75,7 +74,8 @@ class Commands(TyperGroup):
         _replace_what_cannot_be_encoded()
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         try:
-            return super().invoke(ctx)
+            with warnings_as_sentences(errors):
+                return super().invoke(ctx)
         except DualformError as error:
             if ctx.params.get("debug"):
                 raise

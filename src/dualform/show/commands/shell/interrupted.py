@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .program import pasteable
+from ..program import pasteable
 
 
 def after_interrupt(name: str | None, values: Mapping[str, Any], words: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C says what is kept and what to type, and ``--quiet`` leaves only results."""
+"""Ctrl-C says what is kept and what to type, ``--quiet`` leaves only results, and warnings are sentences."""
 
 import os
 import shlex
@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from dualform.errors import warn
 from dualform.show.commands import cli
 from dualform.show.commands.program import program
 
@@ -79,3 +81,17 @@ def test_flags_are_shown_as_flags_and_h_is_help_everywhere():
 def test_the_module_is_the_command_line():
     run = subprocess.run([sys.executable, "-m", "dualform", "--version"], capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.startswith("dualform ")
+
+
+def test_a_warning_is_a_sentence_without_a_file_and_a_line(monkeypatch):
+    def warned(*_: object, **__: object):
+        warn("the run came out otherwise.")
+        warnings.warn("of another package", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(cli.demonstration, "run", warned)
+    with pytest.warns(UserWarning) as others:
+        showing = warnings.showwarning
+        result = CliRunner().invoke(cli.app, ["demo"])
+        assert warnings.showwarning is showing
+    assert result.exit_code == 0 and result.stderr == "dualform: the run came out otherwise.\n"
+    assert [str(other.message) for other in others] == ["of another package"]
