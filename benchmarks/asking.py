@@ -46,7 +46,7 @@ def main():
         spot = memory.attend(model, test[: asked.queries])
         total = {"ours": 0.0, "bare": 0.0}
         for layer in memory.layers:
-            ask = partial(spot.ask, layer, top=10, by=("label",), score="abs", progress=False)
+            ask = partial(spot.ask, layer, per="slot", top=10, by=("label",), score="abs", progress=False)
             keys = torch.cat([slots.keys.clone() for slots in stream_keys(memory, layer)])
             queries = spot._question(*memory.store.layer(layer), "abs", None, None).queries.rows
             ours, bare = timed([ask, partial(torch.matmul, queries, keys.mT)], asked.repeats)

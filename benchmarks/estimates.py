@@ -95,10 +95,10 @@ def main():
     retrained._reference.progress = True
     operations = {
         "a question by SGD, all slots of a layer": lambda: (
-            memory("SGD").attend(models["SGD"], many).top(10, layer="fc1")
+            memory("SGD").attend(models["SGD"], many).top(10, layer="fc1", per="slot")
         ),
         "a question by Adam, all slots of a layer": lambda: (
-            memory("Adam").attend(models["Adam"], few).top(10, layer="fc1")
+            memory("Adam").attend(models["Adam"], few).top(10, layer="fc1", per="slot")
         ),
         "a ledger by Adam, 20 groups": lambda: memory("Adam").ledger("part"),
         "a full check by Adam": lambda: memory("Adam").check(models["Adam"], full=True),

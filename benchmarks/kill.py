@@ -209,7 +209,10 @@ def answers(path: Path, model: nn.Module) -> Answers:
     for step in range(0, STEPS + 1, 30):
         out |= {f"{name} at {step}": tensor for name, tensor in memory.at(step).weights(progress=False).items()}
     for layer in memory.layers:
-        hits, groups = spot.top(10, layer=layer, progress=False), spot.by("label", layer=layer, progress=False)
+        hits, groups = (
+            spot.top(10, layer=layer, progress=False, per="slot"),
+            spot.by("label", layer=layer, progress=False),
+        )
         out |= {f"top of {layer}": hits.slots.tolist(), f"columns of {layer}": hits.columns.to_pydict()}
         out |= {f"weights of {layer}": hits.weight, f"contributions of {layer}": hits.contribution}
         out |= {f"groups of {layer}": groups.values, f"names of {layer}": groups.names}

@@ -42,10 +42,10 @@ def measure(run, memory, test, plain, dtype, budget, folder):
     """The line of a table: what questions cost in one precision under one budget."""
     made, slots = seconds(lambda: run.slots(budget, dtype=dtype, folder=folder, progress=False))
     spot = run.attend(test)
-    top, hits = seconds(lambda: spot.top(10, layer="fc1", progress=False))
+    top, hits = seconds(lambda: spot.top(10, layer="fc1", progress=False, per="slot"))
     by, _ = seconds(lambda: spot.by("label", layer="fc2", progress=False))
     half, _ = seconds(lambda: slots.at(slots.step // 2).weights(progress=False))
-    kept = memory.attend(run._slots[-1].trained, test).top(10, layer="fc1", progress=False)
+    kept = memory.attend(run._slots[-1].trained, test).top(10, layer="fc1", progress=False, per="slot")
     files, check = run._slots[-1].files, slots.certificate
     assert all(error <= 2 * check.floor[name] + 1e-3 for name, error in check.items())
     cells = [dtype, budget, f"{files.total / 1e9:.2f} GB", f"{bytes_on_disk(files.folder) / 1e9:.2f} GB"]

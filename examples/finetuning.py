@@ -87,7 +87,7 @@ def explain(memory: dualform.Memory, model, layer: str) -> None:
 
     spot = memory.attend(model, {"input_ids": answer}, target=lead)
     print(f"in {layer} these add most:")
-    for hit in spot.top(3, layer=layer, progress=False):
+    for hit in spot.top(3, layer=layer, progress=False, per="slot"):
         row, at = train[hit.index], hit.position + 1  # a token's error is about the token after it
         before, upto, whole = text_of(row[:at]), text_of(row[: at + 1]), text_of(row)
         marked = f"{before}[{upto[len(before) :]}]{whole[len(upto) :]}"

@@ -392,8 +392,8 @@ WITH_SLOTS: dict[str, Ask] = {
     "parameter": lambda memory, model: memory.parameter("fc1.bias"),
     "predict": lambda memory, model: memory.predict(model, X),
     "ledger": lambda memory, model: memory.ledger("label"),
-    "top": lambda memory, model: memory.attend(model, X).top(2, layer="fc2"),
-    "top weights": lambda memory, model: memory.attend(model, X).top(2, layer="fc2", score="weight"),
+    "top": lambda memory, model: memory.attend(model, X).top(2, layer="fc2", per="slot"),
+    "top weights": lambda memory, model: memory.attend(model, X).top(2, layer="fc2", score="weight", per="slot"),
     "by": lambda memory, model: memory.attend(model, X).by("label", layer="fc1"),
     "timeline": lambda memory, model: memory.attend(model, X).timeline(layer="fc1"),
     "output": lambda memory, model: memory.attend(model, X).output("fc1"),
@@ -553,7 +553,7 @@ RECORDING = [
 ASKING = [
     *(Case(f"an unknown layer, asked by {how}", LayerNotFound, ("'fc9'", "['fc1', 'fc2']", "one of these"), ask)
        for how, ask in {
-        "top": lambda s: s.spot().top(1, layer="fc9"), "by": lambda s: s.spot().by("label", layer="fc9"),
+        "top": lambda s: s.spot().top(1, layer="fc9", per="slot"), "by": lambda s: s.spot().by("label", layer="fc9"),
         "timeline": lambda s: s.spot().timeline(layer="fc9"), "output": lambda s: s.spot().output("fc9"),
     }.items()),
     *(Case(f"an unknown column, asked by {how}", UnknownColumn, ("'source'", "'label'", "while recording"), ask)
@@ -570,10 +570,11 @@ ASKING = [
     Case("a step before the first", HorizonError, ("step -1", "0 to 3"), lambda s: s.memory().at(-1)),
     Case("half a step", HorizonError, ("1.5", "0 to 3"), lambda s: s.memory().at(1.5)),
     Case("queries of the wrong width", QueryError, ("'fc1'", "takes 6", "has 5"),
-         lambda s: s.spot(X[:, :5]).top(1, layer="fc2")),
+         lambda s: s.spot(X[:, :5]).top(1, layer="fc2", per="slot")),
     Case("queries that are no tensor", QueryError, ("tensor", "list"), lambda s: s.spot([[1.0] * 6])),
-    Case("no queries", QueryError, ("example",), lambda s: s.spot(X[:0]).top(1, layer="fc2")),
-    Case("queries with NaN", QueryError, ("NaN",), lambda s: s.spot(torch.cat([X, X[:1] * NAN])).top(1, layer="fc2")),
+    Case("no queries", QueryError, ("example",), lambda s: s.spot(X[:0]).top(1, layer="fc2", per="slot")),
+    Case("queries with NaN", QueryError, ("NaN",),
+         lambda s: s.spot(torch.cat([X, X[:1] * NAN])).top(1, layer="fc2", per="slot")),
     Case("a filter with bad grammar", FilterError, ("'label =='", "ends too early", "'label'"),
          lambda s: s.memory().only("label ==")),
     Case("an empty filter", FilterError, ("''", "'label'"), lambda s: s.memory().only("")),
@@ -596,43 +597,45 @@ ASKING = [
     Case("a filter on what is masked already", FilterError, ("'step = 1'", "masked already"),
          lambda s: s.memory().only("step > 1").without("step = 1")),
     Case("an unknown score", QueryError, ("'cosine'", "['weight', 'abs', 'contribution']"),
-         lambda s: s.spot().top(1, layer="fc1", score="cosine")),
+         lambda s: s.spot().top(1, layer="fc1", score="cosine", per="slot")),
     Case("an unknown order", QueryError, ("'best'", "['largest', 'smallest', 'magnitude']"),
-         lambda s: s.spot().top(1, layer="fc1", order="best")),
-    Case("no hits at all", QueryError, ("0",), lambda s: s.spot().top(0, layer="fc1")),
-    Case("a negative number of hits", QueryError, ("-2",), lambda s: s.spot().top(-2, layer="fc1")),
+         lambda s: s.spot().top(1, layer="fc1", order="best", per="slot")),
+    Case("no hits at all", QueryError, ("0",), lambda s: s.spot().top(0, layer="fc1", per="slot")),
+    Case("a negative number of hits", QueryError, ("-2",), lambda s: s.spot().top(-2, layer="fc1", per="slot")),
     Case("a timeline of no stretches", QueryError, ("0",), lambda s: s.spot().timeline(layer="fc1", stretches=0)),
     Case("a position that is not there", QueryError, ("position 1", "1 rows"),
-         lambda s: s.spot().top(1, layer="fc1", position=1)),
-    *(Case(f"target {target!r}", QueryError, says, lambda s, t=target: s.spot().top(1, layer="fc1", target=t))
+         lambda s: s.spot().top(1, layer="fc1", position=1, per="slot")),
+    *(Case(f"target {target!r}", QueryError, says,
+           lambda s, t=target: s.spot().top(1, layer="fc1", target=t, per="slot"))
        for target, says in [
         (3, ("target 3", "3 outputs")), (-4, ("target -4", "3 outputs")), (0.5, ("target 0.5", "3 outputs")),
         ((0, 3), ("3 outputs",)),
         ((0,), ("(0,)",)), ((0, 1, 2), ("(0, 1, 2)",)), ("cat", ("'cat'",)), ([0, 1, 2], ("[0, 1, 2]",)),
     ]),
     Case("a target of the wrong shape", QueryError, ("(3,)", "4 examples", "one class each"),
-         lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(3, dtype=torch.int64))),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(3, dtype=torch.int64), per="slot")),
     Case("a target without an axis", QueryError, ("()", "4 examples"),
-         lambda s: s.spot().top(1, layer="fc1", target=torch.tensor(1))),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.tensor(1), per="slot")),
     Case("a target with two axes", QueryError, ("(4, 1)", "4 examples"),
-         lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(4, 1, dtype=torch.int64))),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.zeros(4, 1, dtype=torch.int64), per="slot")),
     Case("a target with a class too many", QueryError, ("3 outputs",),
-         lambda s: s.spot().top(1, layer="fc1", target=torch.arange(4))),
+         lambda s: s.spot().top(1, layer="fc1", target=torch.arange(4), per="slot")),
     Case("a target that gives one number for all", QueryError, ("4 examples", "()"),
-         lambda s: s.spot().top(1, layer="fc1", target=lambda out: out.sum())),
+         lambda s: s.spot().top(1, layer="fc1", target=lambda out: out.sum(), per="slot")),
     Case("a target that gives no tensor", QueryError, ("4 examples", "float"),
-         lambda s: s.spot().top(1, layer="fc1", target=lambda out: 1.0)),
+         lambda s: s.spot().top(1, layer="fc1", target=lambda out: 1.0, per="slot")),
     Case("an unknown group of a ledger", QueryError, ("9", "'label'"), lambda s: s.memory().ledger("label")[9]),
     Case("an unknown parameter", QueryError, ("'fc9.weight'", "fc1.weight"),
          lambda s: s.memory().parameter("fc9.weight")),
     Case("contributions where only keys were kept", QueryError, ("'fc1.weight'", "score='weight'", "keep='slots'"),
-         lambda s: s.spot(keep="keys").top(1, layer="fc1")),
+         lambda s: s.spot(keep="keys").top(1, layer="fc1", per="slot")),
     Case("the dual output where only keys were kept", QueryError, ("'fc1.weight'", "keep='slots'"),
          lambda s: s.spot(keep="keys").output("fc1")),
     *(Case(f"{what} as a table without pandas", MissingExtra, ("'pandas'", "pip install 'dualform[pandas]'"),
            lambda s, ask=ask: without_pandas(ask(s)))
        for what, ask in {
-        "hits": lambda s: s.spot().top(1, layer="fc1"), "groups": lambda s: s.spot().by("label", layer="fc1"),
+        "hits": lambda s: s.spot().top(1, layer="fc1", per="slot"),
+        "groups": lambda s: s.spot().by("label", layer="fc1"),
         "a timeline": lambda s: s.spot().timeline(layer="fc1"), "a certificate": lambda s: s.memory().certificate,
     }.items()),
 ]  # fmt: skip
@@ -708,12 +711,18 @@ def test_what_cannot_be_recorded_can_be_left_to_the_rest(model, inputs, options,
 
 def test_more_hits_than_slots_are_all_the_slots(tmp_path):
     spot = Scene(tmp_path).spot()
-    hits = spot.top(1000, layer="fc1")
+    hits = spot.top(1000, layer="fc1", per="slot")
     assert hits.slots.shape == (BATCH, STEPS * BATCH)
     assert all(sorted(line) == list(range(STEPS * BATCH)) for line in hits.slots.tolist())
-    assert spot.memory.at(1).attend(spot.model, X).top(1000, layer="fc1").slots.shape == (BATCH, BATCH)
-    assert spot.memory.only("step = 2").attend(spot.model, X).top(1000, layer="fc1").slots.shape == (BATCH, BATCH)
-    assert spot.memory.without("true").attend(spot.model, X).top(1000, layer="fc1").slots.shape == (BATCH, 0)
+    assert spot.memory.at(1).attend(spot.model, X).top(1000, layer="fc1", per="slot").slots.shape == (BATCH, BATCH)
+    assert spot.memory.only("step = 2").attend(spot.model, X).top(1000, layer="fc1", per="slot").slots.shape == (
+        BATCH,
+        BATCH,
+    )
+    assert spot.memory.without("true").attend(spot.model, X).top(1000, layer="fc1", per="slot").slots.shape == (
+        BATCH,
+        0,
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (6,)], ids=["a batch of one", "no batch axis"])
@@ -728,7 +737,7 @@ def test_one_example_is_a_batch(shape, tmp_path):
     memory = dualform.open(tmp_path / "m")
     assert memory.check(model, full=True).worst < 1e-12
     assert memory.visits["index"].to_pylist() == [0, 1, 2]
-    hits = memory.attend(model, X[:1]).top(5, layer="fc2")
+    hits = memory.attend(model, X[:1]).top(5, layer="fc2", per="slot")
     assert sorted(hit.label for hit in hits) == [0, 1, 2]
 
 

@@ -94,7 +94,9 @@ def memory(tmp_path):
 
 
 QUESTIONS = {
-    "a question": lambda memory, model, show: memory.attend(model, torch.ones(2, 4)).top(3, layer="0", progress=show),
+    "a question": lambda memory, model, show: memory.attend(model, torch.ones(2, 4)).top(
+        3, layer="0", per="slot", progress=show
+    ),
     "a ledger": lambda memory, model, show: memory.ledger("label", progress=show),
     "a check": lambda memory, model, show: memory.check(model, full=True, progress=show),
 }

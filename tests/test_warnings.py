@@ -71,6 +71,19 @@ def test_a_warning_of_a_survey_points_at_the_call(tmp_path):
     assert "survey(" in line_of(caught[0])
 
 
+def test_a_warning_of_a_question_points_at_the_question(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, tmp_path / "m", progress=False) as tape:
+        tape.note(index=torch.arange(3))
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    spot = open_memory(tmp_path / "m").attend(model, torch.ones(1, 4))
+    with pytest.warns(DualformWarning, match="per='slot'") as caught:
+        spot.top(2, layer="2")
+    assert "spot.top(" in line_of(caught[0])
+
+
 def test_a_later_warning_points_at_its_cause():
     cause = UserLine.calling()  # this line
     with pytest.warns(DualformWarning) as caught:

@@ -1,6 +1,6 @@
 """Which functions and files one question passes: ``python tests/walk_question.py`` lists them for SGD and for Adam.
 
-The question is ``memory.attend(model, x).top(5, layer="0")`` to a memory that was just opened. Its hops are
+The question is ``memory.attend(model, x).top(5, layer="0", per="slot")`` to a memory that was just opened. Its hops are
 the functions that hand it on to another file, as in ``tests/walks.py``: a reader has to follow them there.
 """
 
@@ -49,7 +49,7 @@ def hops_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) -
     memory, x = dualform.open(path), run.inputs[:2]
     with tracer.installed():
         for tracer.on in (False, True):
-            memory.attend(model, x).top(5, layer="0")
+            memory.attend(model, x).top(5, layer="0", per="slot")
         tracer.on = False
     return crossing(tracer.calls, [hop for hop in tracer.calls if not hop.file.startswith(ASIDE)])
 
@@ -76,7 +76,7 @@ def walks_of_top(optimizer: Callable[[nn.Module], optim.Optimizer], path: Path) 
     model = mlp(4, 6, 3)
     run = trained(path, model, optimizer(model), batches(4, 5, 4, 3))
     memory, x = dualform.open(path), run.inputs[:2]
-    return [walk(lambda: memory.attend(model, x).top(5, layer="0")) for _ in range(2)]
+    return [walk(lambda: memory.attend(model, x).top(5, layer="0", per="slot")) for _ in range(2)]
 
 
 def sgd(model: nn.Module) -> optim.Optimizer:

@@ -9,7 +9,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dualform
-from dualform.explain import Hits
+from dualform.explain import SlotHits
 from dualform.models import LSTMLanguageModel
 from experiments.runs import Run, console
 
@@ -99,11 +99,11 @@ def ask(run: Run, settings: LanguageSettings) -> dict[str, Any]:
         answers.append({**about, "layers": {}})
     articles = titles() if settings.text == "wikitext-2" else []
     for layer in (name for name in memory.layers if name != "embedding"):
-        slots = spot.top(BEST, layer=layer, score="abs", position=-1, progress=False)
+        slots = spot.top(BEST, layer=layer, score="abs", position=-1, progress=False, per="slot")
         sums = spot.by("start", layer=layer, score="abs", position=-1, places=True, progress=False)
         best = sums.values.topk(SHOWN, dim=1)
         booked = memory.store.layer(layer)[0].in_ledger
-        pulls = None if booked else spot.top(SHOWN, layer=layer, position=-1, progress=False)
+        pulls = None if booked else spot.top(SHOWN, layer=layer, position=-1, progress=False, per="slot")
         for i, each in enumerate(answers):
             slot = [passage(text, place, articles) | {"times": n, "weight": w} for place, n, w in merged(slots[i])]
             where = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
@@ -122,7 +122,7 @@ def places(settings: LanguageSettings, part: str) -> list[int]:
     return torch.linspace(length * 0.05, length * 0.95, settings.prompts).long().tolist()
 
 
-def merged(hits: Hits) -> list[tuple[int, int, float]]:
+def merged(hits: SlotHits) -> list[tuple[int, int, float]]:
     """The first places among the top slots, each with its count of consecutive slots and its largest weight."""
     top_places: list[tuple[int, int, float]] = []
     for hit in hits:

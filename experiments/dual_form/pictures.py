@@ -1,12 +1,13 @@
 """Draw figures 4 to 9: top training images of one test image by class and layer, and the closest ones overall."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dualform
-from dualform.explain import Groups, Hits
+from dualform.explain import Groups, Hits, SlotHits
 from experiments.runs import Run
 
 from .settings import ImageSettings
@@ -44,7 +45,7 @@ def draw(experiment: str, run: Run, settings: ImageSettings) -> dict[str, Any]:
         tops: list[dict[Any, Hits]] = []
         totals: list[Groups] = []
         for layer in LAYERS:
-            tops.append(spot.top_by(column, BEST, layer=layer, score=score, progress=False))
+            tops.append(spot.top_by(column, BEST, layer=layer, score=score, progress=False, per="slot"))
             totals.append(spot.by(column, layer=layer, score=score, progress=False))
         figure = dualform.plot.top_by(tops, totals, family=_family, short=lambda group: str(group).split()[-1])
         files += save(run, f"classes-{score}", figure)
@@ -52,7 +53,7 @@ def draw(experiment: str, run: Run, settings: ImageSettings) -> dict[str, Any]:
             layer: {str(group): value for group, value in groups[0]}
             for layer, groups in zip(LAYERS, totals, strict=True)
         }
-        closest = [spot.top(CLOSEST, layer=layer, score=score, progress=False) for layer in LAYERS]
+        closest = [spot.top(CLOSEST, layer=layer, score=score, progress=False, per="slot") for layer in LAYERS]
         answers[f"{score}, closest"] = {
             layer: [
                 {"index": hit.index, "label": int(labels[hit.index]), "source": names[hit.index], "step": hit.step,
@@ -67,15 +68,16 @@ def draw(experiment: str, run: Run, settings: ImageSettings) -> dict[str, Any]:
     return {"asked": about, "figures": files, "totals": answers}
 
 
-def closest_figure(closest: list[Hits], pixels: Tensor, asked: Tensor) -> Any:
+def closest_figure(closest: list[SlotHits], pixels: Tensor, asked: Tensor) -> Any:
     """The closest training images, one row per layer, next to the test image."""
     rows = [hits[0] for hits in closest]
-    joined = Hits(
-        "of each row", rows[0].score, rows[0].target,
-        *(torch.cat([getattr(hits, part) for hits in rows])
-          for part in ("slots", "steps", "positions", "visits", "weight", "contribution")),
+    parts = ("slots", "steps", "positions", "visits", "weight", "contribution")
+    joined = replace(
+        rows[0],
+        layer="of each row",
         columns=_concat([hits.columns for hits in rows]),
-    )  # fmt: skip
+        **{part: torch.cat([getattr(hits, part) for hits in rows]) for part in parts},
+    )
     titles = [f"layer {i}" for i in range(len(rows))]
     return dualform.plot.top(joined, pixels, asked=asked.expand(len(rows), *asked.shape), titles=titles, shown=CLOSEST)
 

@@ -56,7 +56,7 @@ def ask(run: Run, settings: Settings) -> dict[str, Any]:
     layer, tokens = attention_inputs(model, x)
     spot = memory.attend(model, x)
     inside = [name for name in memory.layers if name.startswith(f"{LAST}.value")]
-    answers = {name: spot.top(SHOWN, layer=name, progress=False) for name in ("head", inside[0])}
+    answers = {name: spot.top(SHOWN, layer=name, progress=False, per="slot") for name in ("head", inside[0])}
     support = support_vectors(layer, tokens)
     proof = prove(layer, tokens, head=0)
     found = {

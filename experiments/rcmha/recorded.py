@@ -56,7 +56,7 @@ def ask(run: Run, settings: Settings) -> dict[str, Any]:
     passages, ids = {}, training_ids(settings)
     for layer in LAYERS:
         whole = layer != "head"  # what is said comes of the last token; of values, through those of all tokens
-        hits = spot.top(SHOWN, layer=layer, position=None if whole else -1, progress=False)
+        hits = spot.top(SHOWN, layer=layer, position=None if whole else -1, progress=False, per="slot")
         passages[layer] = [
             {
                 **passage(text, ids, hit.start + hit.position - whole * hit.remembered),  # values are of the memory too

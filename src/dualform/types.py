@@ -12,6 +12,7 @@ DType = Literal["float16", "float32", "float64"]
 Keep = Literal["slots", "keys", "ledger", "keys+ledger", "nothing"]
 Score = Literal["weight", "abs", "contribution"]
 Order = Literal["largest", "smallest", "magnitude"]
+Per = Literal["example", "visit", "slot"]
 
 
 class Transition(NamedTuple):

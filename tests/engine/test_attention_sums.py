@@ -9,7 +9,7 @@ from torch import nn, optim
 
 import dualform
 from dualform.engine import attention_sums as keysums
-from dualform.explain import contributions as parts
+from dualform.explain.ask import contributions as parts
 from dualform.types import DType
 
 LAYERS = ("0", "2")
@@ -35,7 +35,7 @@ def inputs(count: int, embedded: bool):
 
 
 def no_scan():
-    return mock.patch("dualform.explain.attribution.scan", side_effect=AssertionError("a scan"))
+    return mock.patch("dualform.explain.ask.one_layer.scan", side_effect=AssertionError("a scan"))
 
 
 @pytest.mark.parametrize("embedded", [False, True], ids=["linear", "embedding"])

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 import dualform
 from dualform.engine import coefficients, dual_forward
-from dualform.explain import Hits
+from dualform.explain import SlotHits
 from dualform.store import load_manifest, write_tensors
 
 
@@ -262,7 +262,7 @@ def test_contributions_do_not_depend_on_the_scale_of_keys_and_weights_do(kind, a
     memory, other = run.memory, rescaled(run, tmp_path / "copy", layer, a)
     x = run.inputs[:3]
     before, after = memory.attend(run.model, x), other.attend(run.model, x)
-    hits, same = (by_slot(spot.top(100, layer=layer)) for spot in (before, after))
+    hits, same = (by_slot(spot.top(100, layer=layer, per="slot")) for spot in (before, after))
     close(same["contribution"], hits["contribution"])
     close(same["weight"], a * hits["weight"])
     assert not torch.allclose(same["weight"], hits["weight"])
@@ -276,7 +276,7 @@ def test_contributions_do_not_depend_on_the_scale_of_keys_and_weights_do(kind, a
     close(other.parameter(f"{layer}.weight"), memory.parameter(f"{layer}.weight"))
 
 
-def by_slot(hits: Hits) -> dict[str, torch.Tensor]:
+def by_slot(hits: SlotHits) -> dict[str, torch.Tensor]:
     """All hits in the order of training."""
     order = hits.slots.argsort(1)
     return {"weight": hits.weight.gather(1, order), "contribution": hits.contribution.gather(1, order)}

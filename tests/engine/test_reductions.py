@@ -199,5 +199,5 @@ def test_equal_scores_keep_the_order_of_training(order, tmp_path):
             tape.flush()
     spot = dualform.open(tmp_path).attend(model, torch.ones(2, 3, dtype=torch.float64))
     for k in (1, 3, 6, 20, 30):
-        hits = spot.top(k, layer="0", score="weight", order=order)
+        hits = spot.top(k, layer="0", score="weight", order=order, per="slot")
         assert hits.slots.tolist() == [list(range(min(k, 20)))] * 2

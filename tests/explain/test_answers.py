@@ -25,7 +25,7 @@ def spot(run):
 
 
 def test_the_hits_of_a_single_query_iterate_with_their_columns_as_attributes(run):
-    hits = run.memory.attend(run.model, run.inputs[:1]).top(4, layer="2")
+    hits = run.memory.attend(run.model, run.inputs[:1]).top(4, layer="2", per="slot")
     assert len(hits) == 1
     found = list(hits)
     assert [hit.rank for hit in found] == [0, 1, 2, 3]
@@ -38,34 +38,35 @@ def test_the_hits_of_a_single_query_iterate_with_their_columns_as_attributes(run
         )
         assert hit.step == line["step"] and hit.query == 0 and hit.position == 0
         assert isinstance(hit.weight, float) and isinstance(hit.label, int) and isinstance(hit.source, str)
-        with pytest.raises(AttributeError, match=r"no 'colour'; its columns are .*'label'"):
+        with pytest.raises(AttributeError, match=r"no 'colour': it has .*'label'"):
             _ = hit.colour
 
 
 def test_the_hits_of_several_queries_iterate_query_by_query(spot):
-    hits = spot.top(4, layer="0")
+    hits = spot.top(4, layer="0", per="slot")
     assert len(hits) == 3
-    for i, one in enumerate(hits):
-        assert len(one) == 1
-        assert torch.equal(one.slots, hits[i].slots) and torch.equal(one.slots[0], hits.slots[i])
-        lines = [hit.columns["visit"] for hit in one]
-        assert lines == hits.columns["visit"].to_pylist()[4 * i : 4 * i + 4] == hits.visits[i].tolist()
+    assert [(hit.query, hit.rank) for hit in hits] == [(query, rank) for query in range(3) for rank in range(4)]
+    assert [hit.columns["visit"] for hit in hits] == hits.columns["visit"].to_pylist() == hits.visits.flatten().tolist()
+    for i in range(3):
+        one = hits[i]
+        assert len(one) == 1 and torch.equal(one.slots[0], hits.slots[i])
+        assert [hit.columns["visit"] for hit in one] == hits.visits[i].tolist()
 
 
 def test_a_query_can_be_counted_from_the_end(spot):
-    hits = spot.top(4, layer="0")
+    hits = spot.top(4, layer="0", per="slot")
     assert torch.equal(hits[-1].slots, hits[2].slots)
     assert [hit.label for hit in hits[-1]] == [hit.label for hit in hits[2]]
 
 
 def test_a_query_that_was_not_asked_is_no_empty_answer(spot):
-    hits = spot.top(4, layer="0")
+    hits = spot.top(4, layer="0", per="slot")
     with pytest.raises((IndexError, QueryError)):
         _ = hits[3]
 
 
 def test_hits_go_to_pandas_one_line_each(spot):
-    hits = spot.top(4, layer="0", order="magnitude")
+    hits = spot.top(4, layer="0", order="magnitude", per="slot")
     frame = hits.to_pandas()
     assert len(frame) == 12
     assert frame["query"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
@@ -118,17 +119,18 @@ def test_groups_and_timelines_of_one_query_are_those_of_the_query_asked_alone(ru
 
 @pytest.mark.parametrize("query", [3, -4])
 def test_a_query_that_was_not_asked_has_no_answer(query, spot):
-    for answer in (spot.top(2, layer="0"), spot.by("label", layer="0"), spot.timeline(layer="0")):
+    for answer in (spot.top(2, layer="0", per="slot"), spot.by("label", layer="0"), spot.timeline(layer="0")):
         with pytest.raises(QueryError, match=f"query {query} was not asked: this answer holds 3"):
             _ = answer[query]
 
 
-def test_groups_and_timelines_iterate_query_by_query_and_one_query_group_by_group(spot):
+def test_groups_and_timelines_iterate_query_by_query_and_group_by_group(spot):
     groups, line = spot.by("label", layer="0"), spot.timeline("label", layer="0")
     for answer in (groups, line):
         assert len(answer) == 3
-        assert all(torch.equal(one.values, answer[i].values) for i, one in enumerate(answer))
-    assert list(groups[1]) == list(zip(groups.names, groups.values[1].tolist(), strict=True))
+        assert [row.query for row in answer] == [i for i in range(3) for _ in answer.names]
+        assert [row.name for row in answer] == 3 * list(answer.names)
+    assert [tuple(row) for row in groups[1]] == list(zip(groups.names, groups.values[1].tolist(), strict=True))
     assert all(torch.equal(values, line.values[1, i]) for i, (_, values) in enumerate(line[1]))
 
 
@@ -201,7 +203,7 @@ def test_contributions_add_to_the_target(name, when, run):
     (direction,) = torch.autograd.grad(value(z).sum(), z)
     close(groups.total, (direction * z).sum(1))
     assert_whole(groups)
-    hits = spot.top(20, layer="2", target=target if when == "ask" else None)
+    hits = spot.top(20, layer="2", target=target if when == "ask" else None, per="slot")
     close(hits.contribution.sum(1), groups.values.sum(1))
     assert hits.target == said
 
@@ -256,7 +258,7 @@ def test_what_a_function_reads_may_change(spot, run):
 )  # fmt: skip
 def test_a_target_that_does_not_fit_is_refused(target, spot):
     with pytest.raises(QueryError, match="target"):
-        spot.top(1, layer="2", target=target)
+        spot.top(1, layer="2", target=target, per="slot")
 
 
 def test_the_target_of_a_sequence_is_its_last_position(tmp_path):
@@ -323,7 +325,7 @@ def test_a_single_number_for_all_examples_holds_no_logits(tmp_path):
         model(torch.ones(2, 5, dtype=torch.float64)).backward()
         run.step()
     with pytest.raises(QueryError, match="cannot find the logits in a number; pass target=lambda"):
-        dualform.open(tmp_path).attend(model, torch.ones(2, 5, dtype=torch.float64)).top(1, layer="fc")
+        dualform.open(tmp_path).attend(model, torch.ones(2, 5, dtype=torch.float64)).top(1, layer="fc", per="slot")
 
 
 def test_inputs_may_be_a_tuple_or_a_mapping(tmp_path):
@@ -359,6 +361,6 @@ def test_inputs_may_be_a_tuple_or_a_mapping(tmp_path):
 def test_a_token_model_answers_with_positions(tmp_path):
     model = tokens()
     run = trained(tmp_path, model, sgd(model), batches(3, 2, 5, 3, middle=[4]))
-    frame = run.memory.attend(model, run.inputs[:2]).top(24, layer="each").to_pandas()
+    frame = run.memory.attend(model, run.inputs[:2]).top(24, layer="each", per="slot").to_pandas()
     assert set(frame["position"]) == {0, 1, 2, 3}
     assert frame.groupby("query")["slot"].nunique().tolist() == [24, 24]

@@ -45,7 +45,7 @@ def test_contributions_add_up_along_the_gradient_of_the_labelled_target(spot):
     of_layer = (slope * logits).sum(1).detach()
     torch.testing.assert_close(groups.total, of_layer, rtol=1e-9, atol=1e-12)
     assert "loss" in groups.target
-    once, again = (spotlight.top(2, layer="0", target="margin") for _ in range(2))
+    once, again = (spotlight.top(2, layer="0", target="margin", per="slot") for _ in range(2))
     assert torch.equal(once.contribution, again.contribution)
 
 

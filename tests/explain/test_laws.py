@@ -369,4 +369,4 @@ def test_asking_at_the_very_beginning_shows_the_first_weights(run):
         groups = spot.by("label", layer=layer)
         assert not groups.values.any()
         assert_whole(groups)
-        assert spot.top(3, layer=layer).slots.shape == (3, 0)
+        assert spot.top(3, layer=layer, per="slot").slots.shape == (3, 0)

@@ -55,7 +55,9 @@ def test_top_slots_and_times_add_up_to_the_same(run):
     A = torch.randn(5, 6, generator=torch.Generator().manual_seed(3)).double()
     spot = memory.along("0", A)
     total = float(spot.by("label", layer="0", progress=False).values.sum())
-    assert float(spot.top(1000, layer="0", progress=False).contribution.sum()) == pytest.approx(total, abs=1e-10)
+    assert float(spot.top(1000, layer="0", progress=False, per="slot").contribution.sum()) == pytest.approx(
+        total, abs=1e-10
+    )
     assert float(spot.timeline(layer="0", progress=False).values.sum()) == pytest.approx(total, abs=1e-10)
 
 

@@ -137,7 +137,7 @@ def test_a_mask_cannot_change_snapshots_but_weights_can_be_asked_through_it(opti
         assert groups.names == everything.names == (0, 1, 2)
         close(groups.values[:, [0, 2]], everything.values[:, [0, 2]])
         assert not groups.values[:, 1].any()
-        assert 1 not in spot.top(20, layer="0", score="weight").columns["label"].to_pylist()
+        assert 1 not in spot.top(20, layer="0", score="weight", per="slot").columns["label"].to_pylist()
 
 
 def test_where_some_layers_keep_slots_a_mask_changes_those(tmp_path):

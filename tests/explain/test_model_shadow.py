@@ -73,7 +73,7 @@ def test_a_question_changes_no_bit_of_a_model_of_any_kind(name, mode, frozen, se
     for view in (memory, memory.at(1), memory.without(f"label = {memory.visits['label'][0]}")):
         spot = view.attend(model, x)
         for layer in kind.layers:
-            spot.top(2, layer=layer)
+            spot.top(2, layer=layer, per="slot")
             spot.output(layer)
         view.predict(model, x)
         with pytest.raises(QueryError):
@@ -133,7 +133,7 @@ def question(memory: dualform.Memory, model: nn.Module, number: int) -> Tensor:
     if number % 8 == 2:
         return view.attend(model, x).output(layer)
     if number % 8 == 3:
-        return view.attend(model, x).top(3, layer=layer).contribution
+        return view.attend(model, x).top(3, layer=layer, per="slot").contribution
     groups = view.attend(model, x).by("label", layer=layer)
     assert groups.total is not None
     return torch.cat([groups.values, groups.total.unsqueeze(1)], 1)
@@ -183,7 +183,7 @@ def test_a_question_inside_the_with_is_not_recorded(name, tmp_path):
                 tape.note(label=label)
                 loss = F.cross_entropy(model(x), label)
                 if asked:
-                    asked.attend(model, x).top(2, layer=kind.layers[0])
+                    asked.attend(model, x).top(2, layer=kind.layers[0], per="slot")
                     asked.at(1).predict(model, x)
                 loss.backward()
                 optimizer.step()
@@ -378,7 +378,7 @@ def test_a_model_that_reaches_its_layers_through_a_global_is_named(tmp_path):
     OUTSIDE[:] = [model.inside]
     run = trained(tmp_path, model, sgd(model), batches(2, 4, 5, 3))
     with pytest.raises(QueryError, match=r"uses its own 'inside\.weight' in a way that the copy cannot follow"):
-        run.memory.attend(model, run.inputs[:2]).top(1, layer="out")
+        run.memory.attend(model, run.inputs[:2]).top(1, layer="out", per="slot")
 
 
 def test_a_target_function_may_use_the_model(tmp_path):
@@ -404,7 +404,7 @@ def test_inference_mode_changes_no_answer_and_leaves_nothing_behind(made, tmp_pa
         inside = fresh.at(2).attend(model, asked).by("label", layer="out")
         fresh.at(2).predict(model, asked)
         spot = fresh.attend(model, asked)
-        spot.top(2, layer="inp")
+        spot.top(2, layer="inp", per="slot")
     close(inside.values.clone(), expected.values)
     close(fresh.at(2).attend(model, x).by("label", layer="out").values, expected.values)
     close(fresh.attend(model, x, target=1).by("label", layer="out").total, run.memory.predict(model, x)[:, 1])

@@ -61,7 +61,7 @@ def test_the_contribution_of_a_slot_is_what_its_gradient_put_into_the_weights(na
     layer = memory.layers[-1]
     spot = memory.attend(run.model, x, target=1)
     slots = memory.store.slots(layer)
-    hits = spot.top(slots, layer=layer, progress=False)
+    hits = spot.top(slots, layer=layer, progress=False, per="slot")
     queries = spot._own_capture.calls[layer].inputs[0]
     whole_weight = memory.parameter(f"{layer}.weight")
     for visit in (0, 5, slots - 1):
@@ -76,16 +76,16 @@ def test_every_order_of_slots_is_that_of_the_full_list(name, tmp_path):
     run = run_of(name, tmp_path, steps=4)
     spot = run.memory.attend(run.model, run.data[0][0])
     layer = run.memory.layers[0]
-    everything = spot.top(100, layer=layer, progress=False)
+    everything = spot.top(100, layer=layer, progress=False, per="slot")
     count = everything.contribution.shape[1]
     assert count == 16
     values = torch.empty_like(everything.contribution).scatter_(1, everything.slots, everything.contribution)
     orders: dict[Order, Tensor] = {"largest": values, "smallest": -values, "magnitude": values.abs()}
     for order, key in orders.items():
-        found = spot.top(3, layer=layer, order=order, progress=False)
+        found = spot.top(3, layer=layer, order=order, progress=False, per="slot")
         close(found.contribution, values.gather(1, found.slots))
         close(key.gather(1, found.slots), key.topk(3, dim=1).values)
-    assert not spot.top(3, layer=layer, score="abs", progress=False).weight.isnan().any()
+    assert not spot.top(3, layer=layer, score="abs", progress=False, per="slot").weight.isnan().any()
 
 
 @given(seed=st.integers(0, 2**32 - 1), lr=st.floats(1e-4, 0.05), decay=st.floats(0, 0.3), beta=st.floats(0, 0.95))
@@ -97,7 +97,9 @@ def test_the_parts_of_adam_sum_to_the_whole_for_any_settings(seed, lr, decay, be
     spot = run.memory.attend(model, x)
     for layer in run.memory.layers:
         one = [spot.by(column, layer=layer, progress=False) for column in ("label", "source", "index")]
-        several = spot.ask(layer, top=2, by=["label", "source", "index"], progress=False).groups  # through the sweep
+        several = spot.ask(
+            layer, per="slot", top=2, by=["label", "source", "index"], progress=False
+        ).groups  # through the sweep
         for groups in one:
             assert groups.residual is not None and groups.residual.abs().max() < 1e-9
             close(groups.values, several[groups.column].values, 1e-9)
@@ -140,7 +142,7 @@ def test_stations_do_not_change_an_answer(tmp_path, monkeypatch):
         kept = [s for s in memory.store.kept_steps if memory.store.kept_at("0.weight#exp_avg_sq", s) is not None]
         assert kept == ([3, 6, 9] if share == 0 else [])
         spot = memory.attend(model, data[0][0])
-        found.append([spot.top(5, layer="0", progress=False).contribution, memory.parameter("0.weight")])
+        found.append([spot.top(5, layer="0", progress=False, per="slot").contribution, memory.parameter("0.weight")])
     for a, b in zip(*found, strict=True):
         close(a, b, 1e-12)
 

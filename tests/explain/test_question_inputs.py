@@ -117,8 +117,8 @@ def test_a_mapping_is_the_batch_itself_where_its_names_are_no_arguments(kind, tm
 def test_an_example_without_its_batch_axis_is_named(run):
     x = run.inputs[0]
     with pytest.raises(QueryError, match=r"inputs \(5,\) have no axis of examples.*x\[None\]"):
-        run.memory.attend(run.model, x).top(1, layer="2")
-    assert run.memory.attend(run.model, x[None]).top(1, layer="2").contribution.shape == (1, 1)
+        run.memory.attend(run.model, x).top(1, layer="2", per="slot")
+    assert run.memory.attend(run.model, x[None]).top(1, layer="2", per="slot").contribution.shape == (1, 1)
 
 
 def test_as_many_numbers_as_classes_are_no_examples(tmp_path):
@@ -150,7 +150,7 @@ def test_a_sequence_without_its_batch_axis_is_named(tmp_path):
         optimizer.step()
     memory = dualform.open(tmp_path)
     with pytest.raises(QueryError, match=r"got 6 tokens, \(6,\), and was trained on sequences.*x\[None\]"):
-        memory.attend(model, x[0]).top(1, layer="out")
+        memory.attend(model, x[0]).top(1, layer="out", per="slot")
     close(memory.attend(model, x[:1]).by("label", layer="out").total, model(x)[:1, -1].max(1).values)
 
 
@@ -232,7 +232,7 @@ def test_an_expert_without_rows_has_an_empty_output(kind, tmp_path):
     assert spot.output(layer).numel() == 0
     close(spot.by("label", layer="out").total, model(x).max(1).values)
     with pytest.raises(QueryError, match="got no row of these inputs"):
-        spot.top(1, layer=layer)
+        spot.top(1, layer=layer, per="slot")
 
 
 # ---------------------------------------------------------------- names of layers
@@ -241,16 +241,21 @@ def test_an_expert_without_rows_has_an_empty_output(kind, tmp_path):
 def test_a_number_names_a_layer_of_a_sequential(run):
     spot, matrix = run.memory.attend(run.model, run.inputs[:2]), torch.ones(3, 4, dtype=torch.float64)
     for number, name in ((0, "0"), (2, "2")):
-        assert torch.equal(spot.top(2, layer=number).contribution, spot.top(2, layer=name).contribution)
+        assert torch.equal(
+            spot.top(2, layer=number, per="slot").contribution, spot.top(2, layer=name, per="slot").contribution
+        )
         assert torch.equal(spot.by("label", layer=number).values, spot.by("label", layer=name).values)
         assert torch.equal(spot.timeline(layer=number).values, spot.timeline(layer=name).values)
         assert torch.equal(spot.output(number), spot.output(name))
         assert torch.equal(run.memory.sizes(number), run.memory.sizes(name))
-        assert spot.top_by("label", 1, layer=number).keys() == spot.top_by("label", 1, layer=name).keys()
+        assert (
+            spot.top_by("label", 1, layer=number, per="slot").keys()
+            == spot.top_by("label", 1, layer=name, per="slot").keys()
+        )
     assert run.memory.along(2, matrix).total == run.memory.along("2", matrix).total
     run.memory.along(2, matrix).by("label", layer=2)
     with pytest.raises(LayerNotFound, match=r"no layer '1'.*\['0', '2'\]"):
-        spot.top(1, layer=1)
+        spot.top(1, layer=1, per="slot")
 
 
 # ---------------------------------------------------------------- copies of a memory

@@ -28,6 +28,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import DualformWarning, QueryError
+from dualform.explain import SlotHits
 from dualform.types import Order, Score
 
 SCORES: tuple[Score, ...] = ("weight", "abs", "contribution")
@@ -100,8 +101,9 @@ def test_top_slots_groups_and_timelines_are_those_of_the_full_matrix(run):
             shown = int((~matrix["weight"][0].isnan()).sum())
             for score in SCORES:
                 for k, order, name in zip((1, 7, 1000), ORDERS, column, strict=True):
-                    answer = spot.ask(layer, top=k, by=(name,), score=score, order=order)
-                    assert answer.hits is not None and answer.hits.slots.shape == (3, min(k, shown))
+                    answer = spot.ask(layer, per="slot", top=k, by=(name,), score=score, order=order)
+                    assert isinstance(answer.hits, SlotHits)
+                    assert answer.hits.slots.shape == (3, min(k, shown))
                     assert_hits_are(answer.hits, score, order, matrix, slots, visits)
                     groups = answer.groups[name]
                     assert list(groups.names) == sorted(set(column[name]))
@@ -115,7 +117,7 @@ def test_the_top_slots_of_each_group_are_those_of_the_full_matrix(run):
         spot = memory.attend(run.model, x)
         for layer, score, order in zip(memory.layers, SCORES, ORDERS, strict=False):
             matrix, slots = full_matrix(run, memory, layer, x, horizon, visible)
-            found = spot.top_by("label", 5, layer=layer, score=score, order=order)
+            found = spot.top_by("label", 5, layer=layer, score=score, order=order, per="slot")
             assert list(found) == sorted(set(label))
             for name, hits in found.items():
                 other = torch.from_numpy(label[slots.visit] != name)
@@ -209,7 +211,7 @@ def test_answers_are_those_of_the_full_matrix_for_any_network(setup, k, data, tm
     spot = memory.attend(run.model, x)
     matrix, slots = full_matrix(run, memory, layer, x, horizon, None)
     score, order = data.draw(st.sampled_from(SCORES)), data.draw(st.sampled_from(ORDERS))
-    answer = spot.ask(layer, top=k, by=("label", "step"), timeline=3, score=score, order=order)
+    answer = spot.ask(layer, per="slot", top=k, by=("label", "step"), timeline=3, score=score, order=order)
     assert_hits_are(answer.hits, score, order, matrix, slots, memory.store.visits)
     labels = np.array(memory.store.visits["label"].to_pylist())[slots.visit]
     for i, name in enumerate(answer.groups["label"].names):
@@ -221,9 +223,9 @@ def test_answers_are_those_of_the_full_matrix_for_any_network(setup, k, data, tm
 def test_one_pass_gives_the_same_answers_as_many(run):
     spot = run.memory.attend(run.model, queries(run))
     layer = run.memory.layers[0]
-    answer = spot.ask(layer, top=4, by=("label", "source"), timeline=3, timeline_by="label")
+    answer = spot.ask(layer, per="slot", top=4, by=("label", "source"), timeline=3, timeline_by="label")
     assert answer.hits is not None and answer.timeline is not None
-    assert torch.equal(answer.hits.slots, spot.top(4, layer=layer).slots)
+    assert torch.equal(answer.hits.slots, spot.top(4, layer=layer, per="slot").slots)
     close(answer.groups["source"].values, spot.by("source", layer=layer).values)  # alone they need no scan
     assert torch.equal(answer.timeline.values, spot.timeline("label", layer=layer, stretches=3).values)
 
@@ -234,7 +236,10 @@ def test_batched_queries_are_answered_as_one_by_one(run):
     for layer in run.memory.layers:
         for i in range(4):
             alone = run.memory.attend(run.model, x[i : i + 1])
-            close(spot.top(24, layer=layer)[i].contribution, alone.top(24, layer=layer).contribution)
+            close(
+                spot.top(24, layer=layer, per="slot")[i].contribution,
+                alone.top(24, layer=layer, per="slot").contribution,
+            )
             close(spot.by("label", layer=layer).values[i : i + 1], alone.by("label", layer=layer).values)
             close(spot.timeline(layer=layer).values[i : i + 1], alone.timeline(layer=layer).values)
 
@@ -254,7 +259,7 @@ def test_one_position_of_a_sequence_can_be_asked(sequence, position):
     spot = memory.attend(sequence.model, x)
     matrix, slots = full_matrix(sequence, memory, "each", x, memory.step, None, position=position)
     for score in SCORES:
-        hits = spot.top(5, layer="each", score=score, position=position)
+        hits = spot.top(5, layer="each", score=score, position=position, per="slot")
         assert_hits_are(hits, score, "largest", matrix, slots, memory.store.visits)
     groups = spot.by("label", layer="each", position=position)
     assert_whole(groups)
@@ -273,7 +278,7 @@ def test_the_positions_of_a_sequence_sum_to_the_whole(sequence):
 @pytest.mark.parametrize("position", [3, -4])
 def test_a_position_outside_the_sequence_is_refused(sequence, position):
     with pytest.raises(QueryError, match=f"position {position} is not among the 3 rows"):
-        sequence.memory.attend(sequence.model, queries(sequence)).top(1, layer="each", position=position)
+        sequence.memory.attend(sequence.model, queries(sequence)).top(1, layer="each", position=position, per="slot")
 
 
 def test_the_calls_of_a_layer_are_rows_of_an_example(tmp_path):
@@ -347,7 +352,7 @@ def test_answers_of_a_smaller_memory_are_those_of_its_own_full_matrix(dtype, tmp
     for layer in ("0", "2"):
         matrix, slots = full_matrix_of_model(run, layer, x)
         for score in SCORES:
-            hits = spot.top(6, layer=layer, score=score)
+            hits = spot.top(6, layer=layer, score=score, per="slot")
             close(matrix[score].gather(1, hits.slots), matrix[score].topk(6, dim=1).values, 1e-5)
             close(hits.weight, matrix["weight"].gather(1, hits.slots), 1e-5)
             close(hits.contribution, matrix["contribution"].gather(1, hits.slots), 1e-5)

@@ -83,10 +83,10 @@ def _of_layer(spot: Any, layer: str, keep: str) -> dict[str, Any]:
     groups = spot.by("source", layer=layer, progress=False)
     found: dict[str, Any] = {"sources": list(groups.names), "by source": groups.values.tolist()}
     if keep == "slots":
-        hits = spot.top(3, layer=layer, progress=False)
+        hits = spot.top(3, layer=layer, progress=False, per="slot")
         found |= {"visits": hits.visits.tolist(), "contributions": hits.contribution.tolist()}
     elif keep == "keys+ledger":
-        hits = spot.top(3, layer=layer, score="weight", progress=False)
+        hits = spot.top(3, layer=layer, score="weight", progress=False, per="slot")
         found |= {"visits": hits.visits.tolist(), "weights": hits.weight.tolist()}
     return found
 

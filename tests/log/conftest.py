@@ -33,5 +33,5 @@ def logged(tmp_path_factory) -> Logged:
     memory = open_memory(path)
     spot = memory.attend(model, x[:2])
     mixed = pd.DataFrame({"what": ["a", 3, None], "score": [0.5, 1.5, 2.5]})
-    tables = {"top": spot.top(3, layer="2"), "by label": spot.by("label", layer="2"), "mixed": mixed}
+    tables = {"top": spot.top(3, layer="2", per="slot"), "by label": spot.by("label", layer="2"), "mixed": mixed}
     return Logged(memory, tables)

@@ -268,7 +268,7 @@ def test_layers_that_share_a_weight_are_one_memory_under_all_their_names(tmp_pat
     assert memory.layers == ("a", "b", "out")
     assert memory.store.slots("a") == 2 * 3 * 4  # two steps, three calls, four examples
     spot = memory.attend(model, torch.randn(1, 5, dtype=torch.float64))
-    assert len(list(spot.top(100, layer="b"))) == 24
+    assert len(list(spot.top(100, layer="b", per="slot"))) == 24
 
 
 # ---------------------------------------------------------------- which layers
@@ -312,10 +312,10 @@ def test_a_layer_of_which_keys_are_kept_is_asked_for_weights_only(tmp_path):
     assert_clean(memory)
     assert_rebuilt(memory, model)
     spot = memory.attend(model, torch.randn(2, 5, dtype=torch.float64))
-    assert spot.top(2, layer="b", score="abs").contribution.isnan().all()
-    assert spot.top(2, layer="c").contribution.isfinite().all()
+    assert spot.top(2, layer="b", score="abs", per="slot").contribution.isnan().all()
+    assert spot.top(2, layer="c", per="slot").contribution.isfinite().all()
     with pytest.raises(QueryError, match="keep='slots'"):
-        spot.top(2, layer="b")
+        spot.top(2, layer="b", per="slot")
 
 
 def test_keys_alone_may_be_kept_of_all_layers(tmp_path):
@@ -326,7 +326,7 @@ def test_keys_alone_may_be_kept_of_all_layers(tmp_path):
     for name, tensor in model.named_parameters():
         assert torch.equal(weights[name], tensor)
     spot = memory.attend(model, torch.randn(2, 5, dtype=torch.float64))
-    assert spot.top(2, layer="b", score="weight").weight.isfinite().all()
+    assert spot.top(2, layer="b", score="weight", per="slot").weight.isfinite().all()
 
 
 # ---------------------------------------------------------------- empty calls

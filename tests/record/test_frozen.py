@@ -131,7 +131,7 @@ def test_what_joins_the_optimiser_later_is_recorded_from_then_on(optimiser, at, 
     assert (
         memory.visits.num_rows == 32 and memory.visits["label"].to_pylist() == torch.cat([y for _, y in DATA]).tolist()
     )
-    hits = memory.attend(model, DATA[0][0][:1]).top(32, layer="3", score="abs")
+    hits = memory.attend(model, DATA[0][0][:1]).top(32, layer="3", score="abs", per="slot")
     assert {hit.step for hit in hits[0]} == set(range(at + 1, 9))
 
 

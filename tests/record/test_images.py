@@ -167,7 +167,7 @@ def patches(x: Tensor) -> Tensor:
 
 
 def test_a_prediction_has_its_top_images(run):
-    hits = run.memory.attend(run.model, run.asked).top(5, layer="fc2", progress=False)
+    hits = run.memory.attend(run.model, run.asked).top(5, layer="fc2", progress=False, per="slot")
     assert hits.contribution.shape == (len(run.asked), 5)
     for image_hits in hits:
         for hit in image_hits:
@@ -178,7 +178,7 @@ def test_a_prediction_has_its_top_images(run):
 
 def test_a_slot_of_a_convolution_is_a_pixel_of_its_image(run):
     spot = run.memory.attend(run.model, run.asked)
-    hits = {layer: spot.top(20, layer=layer, progress=False) for layer in ("conv1", "conv2")}
+    hits = {layer: spot.top(20, layer=layer, progress=False, per="slot") for layer in ("conv1", "conv2")}
     for layer, layer_hits in hits.items():
         assert layer_hits.positions.min() >= 0 and layer_hits.positions.max() < torch.Size(LAYERS[layer]).numel()
     for query, image_hits in zip(patches(run.asked), hits["conv1"], strict=True):
@@ -219,7 +219,7 @@ def test_what_groups_of_images_add_to_a_logit_sums_to_what_the_layer_changed(run
 
 def test_all_slots_of_a_source_sum_to_its_group(run):
     spot = run.memory.attend(run.model, run.asked)
-    hits = spot.top(len(run.memory.visits), layer="fc2", progress=False)
+    hits = spot.top(len(run.memory.visits), layer="fc2", progress=False, per="slot")
     groups = spot.by("source", layer="fc2", progress=False)
     source = hits.columns["source"].to_numpy(zero_copy_only=False).reshape(hits.slots.shape)
     for name, values in zip(groups.names, groups.values.mT, strict=True):

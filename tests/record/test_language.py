@@ -80,7 +80,7 @@ def test_a_prompt_has_its_top_passages_and_its_sources(gpt2):
     spot = memory.attend(model, {"input_ids": prompt})
     names = {row["index"] for row in rows}
     layer = "transformer.h.1.mlp.c_proj"
-    hits = spot.top(3, layer=layer, progress=False)
+    hits = spot.top(3, layer=layer, progress=False, per="slot")
     for hit in hits[0]:
         assert hit.index in names and hit.source in ("aesop", "wikitext") and 0 <= hit.position < LENGTH
     groups = spot.by("source", layer=layer, progress=False)
@@ -132,7 +132,7 @@ def test_an_lstm_under_adam_is_explained(lstm):
     assert max(memory.certificate.values()) < 1e-4
     assert max(memory.check(model, full=True, progress=False).values()) < 1e-4
     spot = memory.attend(model, rows[0][:2, :-1])
-    hits = spot.top(3, layer="lstm", position=-1, progress=False)
+    hits = spot.top(3, layer="lstm", position=-1, progress=False, per="slot")
     assert hits.positions.max() < 32 and (hits.visits >= 0).all()
 
 

@@ -151,7 +151,7 @@ def test_every_slot_has_its_place(name, optimiser, runs):
     spot = memory.attend(model, x)
     for layer in KINDS[name].layers:
         slots = memory.store.slots(memory.store.layer(layer)[0].name)
-        hits = spot.top(slots, layer=layer, progress=False)
+        hits = spot.top(slots, layer=layer, progress=False, per="slot")
         assert (hits.visits >= 0).all()
         times = spot.timeline(layer=layer, progress=False)
         close(hits.contribution.sum(1), times.values.sum((1, 2)), 1e-9)

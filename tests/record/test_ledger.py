@@ -71,7 +71,7 @@ def test_keys_beside_a_ledger_say_what_keys_say_and_what_a_ledger_says(kind, tmp
     x = run.kind.inputs(run.random)
     spots = [memory.attend(run.model, x) for memory in (tape, both, alone)]
     for layer in tape.layers:
-        hits = [spot.top(5, layer=layer, score="abs", progress=False) for spot in spots[:2]]
+        hits = [spot.top(5, layer=layer, score="abs", progress=False, per="slot") for spot in spots[:2]]
         assert torch.equal(hits[0].slots, hits[1].slots)
         close(hits[1].weight, hits[0].weight)
         sums = [spot.by("label", layer=layer, score="abs", progress=False).values for spot in spots[:2]]
@@ -80,7 +80,7 @@ def test_keys_beside_a_ledger_say_what_keys_say_and_what_a_ledger_says(kind, tmp
         for part in parts[1:]:
             close(part.values, parts[0].values, 1e-9)
         with pytest.raises(QueryError, match="can only be asked for by"):
-            spots[1].top(3, layer=layer)
+            spots[1].top(3, layer=layer, per="slot")
     weights = tape.without("source = 's1'").weights(progress=False)
     for name, tensor in both.without("source = 's1'").weights(progress=False).items():
         close(tensor, weights[name], 1e-9)
@@ -152,7 +152,7 @@ def test_one_layer_may_have_a_ledger_beside_the_slots_of_others(tmp_path):
     for layer in ("body", "head"):
         residual = spot.by("source", layer=layer, progress=False).residual
         assert residual is not None and residual.abs().max() < 1e-9
-    assert len(spot.top(3, layer="body", progress=False)) == len(x)
+    assert len(spot.top(3, layer="body", progress=False, per="slot")) == len(x)
     masked = memory.without("source = 's1'")
     close(
         masked.parameter("head.weight"), memory.parameter("head.weight") - memory.ledger("source")["s1"]["head.weight"]

@@ -122,7 +122,7 @@ def test_the_answer_of_a_model_has_its_rows_and_sources_in_every_adapter(trained
     model, memory = trained
     spot = memory.attend(model, {"input_ids": tokens()[0][:1]})
     for layer in memory.layers:
-        hits = spot.top(2, layer=layer, progress=False)
+        hits = spot.top(2, layer=layer, progress=False, per="slot")
         assert all(hit.source in ("even", "odd") and 0 <= hit.position < LENGTH for hit in hits)
         parts = spot.by("source", layer=layer, progress=False)
         assert parts.residual is not None and parts.residual.abs().max() < 1e-10

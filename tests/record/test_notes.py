@@ -140,7 +140,7 @@ def test_slots_whose_example_is_not_known_have_unknown_visits_and_it_says_so(tmp
     assert (memory.store.calls("each").visit < 0).all()
     assert (memory.store.calls("out").visit >= 0).all()
     x = torch.randn(3, 4, 5, dtype=torch.float64)
-    hits = memory.attend(model, x).top(2, layer="each", score="weight")
+    hits = memory.attend(model, x).top(2, layer="each", score="weight", per="slot")
     assert hits.columns["index"].null_count == hits.slots.numel()
     groups = memory.attend(model, x).by("index", layer="each")
     assert groups.names == (0, 1, 2, None)

@@ -299,11 +299,11 @@ def test_without_rules_the_weights_of_every_step_are_kept(adam):
 def test_without_rules_only_weights_can_be_asked(adam):
     x = adam.inputs[:2]
     spot = adam.memory.attend(adam.model, x)
-    hits = spot.top(3, layer="twice", score="weight")
+    hits = spot.top(3, layer="twice", score="weight", per="slot")
     assert hits.weight.isfinite().all() and hits.contribution.isnan().all()
     assert spot.by("label", layer="inp", score="abs").values.shape == (2, 3)
     for ask in (
-        lambda: spot.top(3, layer="twice"),
+        lambda: spot.top(3, layer="twice", per="slot"),
         lambda: spot.by("label", layer="inp"),
         lambda: spot.timeline(layer="out"),
         lambda: spot.output("out"),

@@ -108,7 +108,7 @@ def test_answers_are_those_of_one_process(name, runs):
             a, b = (spot.by("index", layer=layer, score=score, progress=False) for spot in (joint, single))
             assert a.names == b.names
             close(a.values, b.values, bar)
-        a, b = (spot.top(5, layer=layer, progress=False) for spot in (joint, single))
+        a, b = (spot.top(5, layer=layer, progress=False, per="slot") for spot in (joint, single))
         close(a.contribution, b.contribution, bar)
         close(joint.output(layer, progress=False), single.output(layer, progress=False), bar)
 

@@ -152,7 +152,7 @@ def answers(training: Training) -> dict[str, Any]:
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     spot = memory.attend(model, x)
     for layer in memory.layers:
-        hits = spot.top(5, layer=layer)
+        hits = spot.top(5, layer=layer, per="slot")
         out |= {f"hits of {layer}": [hits.slots.tolist(), hits.steps.tolist(), hits.columns.to_pydict()]}
         out |= {f"weights of {layer}": hits.weight, f"contributions of {layer}": hits.contribution}
         out |= {f"groups of {layer}": spot.by("label", layer=layer).values, f"output of {layer}": spot.output(layer)}

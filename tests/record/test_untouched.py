@@ -366,7 +366,7 @@ def test_asking_changes_nothing_either(tmp_path):
     memory, x = run.memory, DATA[0][0]
     for view in (memory, memory.at(2), memory.without("label = 0")):
         spot = view.attend(model, x)
-        spot.top(2, layer="twice")
+        spot.top(2, layer="twice", per="slot")
         spot.by("label", layer="left")
         spot.output("out")
         view.predict(model, x)

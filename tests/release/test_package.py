@@ -105,7 +105,7 @@ with dualform.record(model, optimizer, "runs/bare") as tape:
     tape.note(label=torch.arange(6))
     torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3).backward()
     optimizer.step()
-for hit in dualform.open("runs/bare").attend(model, torch.randn(1, 4)).top(1, layer="0"):
+for hit in dualform.open("runs/bare").attend(model, torch.randn(1, 4)).top(1, layer="0", per="slot"):
     print(hit.label, dualform.__file__)
 """
 

@@ -72,8 +72,9 @@ def test_ask_prints_the_numbers_of_python_and_nothing_else(recorded, tmp_path):
     spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]])
     assert printed["rows"] == [0, 7] and printed["step"] == 30
     np.testing.assert_allclose(printed["output"], spot.prediction.detach(), rtol=1e-6)
-    expected = spot.ask("fc1", top=3, by=["label"])
-    assert expected.hits is not None
+    expected = spot.ask("fc1", top=3, by=["label"], per="example")
+    assert expected.hits is not None and expected.hits.per == printed["answer"]["hits"]["per"]
+    assert len(printed["notes"]) == 2 and "everything else held fixed" in printed["notes"][1]
     hits = pd.DataFrame(printed["answer"]["hits"]["rows"])
     np.testing.assert_allclose(hits["contribution"], expected.hits.to_pandas()["contribution"], rtol=1e-6)
     sums = pd.DataFrame(printed["answer"]["groups"]["label"]["rows"]).drop(columns="query")

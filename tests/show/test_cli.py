@@ -128,7 +128,7 @@ def test_ask_says_the_top_examples_the_totals_their_unit_and_the_residual(record
     result = call("ask", recorded.path, "--model", MODEL, "--data", data, "--rows", "0,7", "-k", 3)
     assert result.exit_code == 0, result.stderr
     spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]])
-    hits = spot.top(3, layer="fc2")
+    hits = spot.top(3, layer="fc2", per="slot")
     for query in (0, 1):
         assert f"{float(hits.contribution[query, 0]):+.2f}" in result.stdout
     for words in (
@@ -159,7 +159,7 @@ def test_ask_explains_the_margin_and_the_loss_of_the_labels_in_the_file(recorded
     result = call(*ask, "--data", tmp_path / "x.npz", "--target", "loss")
     assert result.exit_code == 0, result.stderr
     spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]], target="loss", labels=recorded.labels[[0, 7]])
-    hits = spot.top(3, layer="fc2")
+    hits = spot.top(3, layer="fc2", per="slot")
     assert all(f"{float(value):+.2f}" in result.stdout for value in hits.contribution[:, 0])
     assert "the loss of the given label" in " ".join(result.stdout.split())
     assert "has no labels" in call(*ask, "--data", data, "--target", "margin").stderr

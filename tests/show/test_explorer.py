@@ -53,7 +53,7 @@ def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, sc
     view = answer_of(explorer, PredictionQuestion(layer, score, step=step, k=5, each="visit"))
     memory = explorer.memory.at(step)
     spot = memory.attend(explorer.model, explorer.input(THIRD))
-    best = list(spot.top(5, layer=layer, score=score))
+    best = list(spot.top(5, layer=layer, score=score, per="slot"))
     assert view.examples is not None
     assert [(each.index, each.step) for each in view.examples] == [(hit.index, hit.step) for hit in best]
     assert [each.weight for each in view.examples] == pytest.approx([hit.weight for hit in best])
@@ -78,7 +78,7 @@ def test_another_target_and_order(digits_explorer):
     spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
     assert view.examples is not None
     assert [e.contribution for e in view.examples] == pytest.approx(
-        [hit.contribution for hit in spot.top(3, layer="fc2", order="smallest")]
+        [hit.contribution for hit in spot.top(3, layer="fc2", order="smallest", per="slot")]
     )
     assert "class 8" in view.target
 

@@ -28,7 +28,7 @@ def widths(figure) -> list[float]:
 
 
 def test_top_draws_a_row_for_each_query_with_what_each_image_adds(recorded, spot):
-    hits = spot.top(4, layer="fc2")
+    hits = spot.top(4, layer="fc2", per="slot")
     figure = figures.top(hits, recorded.images, asked=recorded.images[:3], titles=["a", "b", "c"])
     assert len(figure.axes) == 3 * (1 + 4)
     assert figure.axes[1].get_title() == same_digits(hits.contribution[0].tolist())[0]
@@ -36,7 +36,7 @@ def test_top_draws_a_row_for_each_query_with_what_each_image_adds(recorded, spot
 
 
 def test_top_needs_the_index(recorded):
-    hits = recorded.memory.attend(recorded.model, recorded.x[:1]).top(2, layer="fc2")
+    hits = recorded.memory.attend(recorded.model, recorded.x[:1]).top(2, layer="fc2", per="slot")
     hits = type(hits)(**{**vars(hits), "columns": hits.columns.drop_columns("index")})
     with pytest.raises(QueryError, match="training images are found by the column 'index'"):
         figures.top(hits, recorded.images)
@@ -70,7 +70,7 @@ def test_timeline_draws_over_training_steps(spot, column):
 
 @pytest.mark.parametrize("score", ["contribution", "weight", "abs"])
 def test_the_spotlight_curve_falls(spot, score):
-    figure = figures.spotlight(spot.top(20, layer="fc1", score=score))
+    figure = figures.spotlight(spot.top(20, layer="fc1", score=score, per="slot"))
     for line in figure.axes[0].lines[:3]:
         heights = np.asarray(line.get_ydata()).tolist()
         assert heights == sorted(heights, reverse=True)

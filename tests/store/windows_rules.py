@@ -125,14 +125,14 @@ def run(folder: Path) -> dict[str, Any]:
         return {
             "step": memory.step,
             "files": files,
-            "top": [[hit.index, hit.contribution] for hit in spot.top(3, layer="2")],
+            "top": [[hit.index, hit.contribution] for hit in spot.top(3, layer="2", per="slot")],
         }
 
     answers: dict[str, Any] = {}
     model = train("slots")
     answers["slots"] = answer("slots", model)
     memory = dualform.open(folder / "slots")
-    memory.attend(model, torch.ones(1, 90)).top(3, layer="2")
+    memory.attend(model, torch.ones(1, 90)).top(3, layer="2", per="slot")
     try:
         train("slots", 2, overwrite=True)
         answers["refused"] = ""

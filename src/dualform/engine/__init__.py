@@ -29,7 +29,7 @@ from .preconditioned import (
     scan_backwards,
     state_at,
 )
-from .scan import LayerQueries, scan
+from .scan import LayerQueries, Reduction, Scores, scan
 from .stream import StoreView, stream
 from .top_slots import TopSlots, TopSlotsByGroup
 
@@ -39,7 +39,9 @@ __all__ = [
     "LayerQueries",
     "ParameterState",
     "ParameterSum",
+    "Reduction",
     "Rounding",
+    "Scores",
     "SlotGroups",
     "StoreView",
     "TopSlots",

@@ -4,8 +4,8 @@ Nothing of size queries × slots is ever in memory: every reduction takes what i
 before the next blocks are read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -34,12 +34,16 @@ class LayerQueries:
 
     ``rows`` are the layer's inputs q, example by example, ``per_example`` rows each (tokens, or several calls);
     ``directions`` the gradient u of the target with respect to the layer's output at each row. The scores of the rows
-    of one example are added: results have one row for each example.
+    of one example are added: results have one row for each example. ``biases`` are gradients of the target with respect
+    to biases of the layer: with them, contributions are those through the weights and these biases.
+
+    The rows of an embedding are row numbers; rows as wide as its table say how much the target feels of each entry.
     """
 
     rows: Float[Tensor, "r d_in"]
     directions: Float[Tensor, "r d_out"] | None = None
     per_example: int = 1
+    biases: Mapping[str, Float[Tensor, "n d_out"]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.rows.shape[0] // self.per_example
@@ -48,10 +52,14 @@ class LayerQueries:
         """The same queries in batches of examples."""
         size = max(1, QUERY_ROWS // self.per_example) * self.per_example
         for begin in range(0, self.rows.shape[0], size):
-            cut = slice(begin, begin + size)
-            yield LayerQueries(
-                self.rows[cut], None if self.directions is None else self.directions[cut], self.per_example
-            )
+            yield self.of_examples(slice(begin // self.per_example, (begin + size) // self.per_example))
+
+    def of_examples(self, examples: slice) -> "LayerQueries":
+        """The queries of some examples."""
+        rows = slice(examples.start * self.per_example, examples.stop * self.per_example)
+        directions = None if self.directions is None else self.directions[rows]
+        biases = {name: gradient[examples] for name, gradient in self.biases.items()}
+        return LayerQueries(self.rows[rows], directions, self.per_example, biases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +80,8 @@ class Scores:
     per_example: int
     effects_include_weights: bool = False
     """Whether ``effects`` are the contributions themselves."""
+    through_biases: Float[Tensor, "n m"] | None = None
+    """The contributions through biases, which are added to those through the weights."""
 
     def __getitem__(self, score: Score) -> Float[Tensor, "n m"]:
         return {"weight": self._weight, "abs": self._abs, "contribution": self._contribution}[score]()
@@ -104,9 +114,11 @@ class Scores:
     def _contributions(self) -> Tensor:
         assert self.effects is not None, "contributions need directions"
         if self.effects_include_weights:
-            return self._add(self.effects)
-        assert self.weights is not None
-        return self._add(self.weights * self.effects)
+            through_weights = self._add(self.effects)
+        else:
+            assert self.weights is not None
+            through_weights = self._add(self.weights * self.effects)
+        return through_weights if self.through_biases is None else through_weights + self.through_biases
 
     def _add(self, scores: Float[Tensor, "r m"]) -> Float[Tensor, "n m"]:
         return scores if self.per_example == 1 else scores.unflatten(0, (-1, self.per_example)).sum(1)
@@ -128,17 +140,19 @@ class Reduction(Protocol):
 
 def scan(
     store: Store, layer: str, view: StoreView, queries: LayerQueries, reductions: Sequence[Reduction], *,
-    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
+    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None,
+    of_bias: Mapping[str, Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
 ) -> None:  # fmt: skip
     """Pass the scores of every visible slot to every reduction.
 
-    Contributions need ``of_step``, the coefficients of each piece of the layer.
+    Contributions need ``of_step``, the coefficients of each piece of the layer, and ``of_bias``, those of the biases
+    that the queries have gradients of.
     """
     contributions = any(reduction.score == "contribution" for reduction in reductions)
     parts = list(queries.split())
     rows = len(parts[0].rows)
     width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
-    buffer = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if contributions else None)
+    buffer = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if contributions else None, of_bias)
     for slots in stream(store, layer, view, errors=contributions, watch=watch):
         if not buffer.fits(slots):
             buffer.reduce(parts[0], 0, reductions)
@@ -158,13 +172,15 @@ class ScanBuffer:
     """
 
     def __init__(
-        self, layer: LayerInfo, rows: int, width: int, dtype: torch.dtype, of_step: Sequence[np.ndarray] | None
-    ) -> None:
+        self, layer: LayerInfo, rows: int, width: int, dtype: torch.dtype, of_step: Sequence[np.ndarray] | None,
+        of_bias: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
         self.layer, self.matrix = layer, LayerMatrix(layer)
         self.weights = torch.empty(rows, width, dtype=dtype)
         self.spare = torch.empty_like(self.weights)
         self.effects = None if of_step is None else torch.empty_like(self.weights)
-        self.of_step = of_step
+        self.of_step, self.of_bias = of_step, of_bias if of_step is not None else None
+        self.through_biases = torch.empty_like(self.weights) if self.of_bias else None
         self.blocks: list[Block] = []
         self.used = 0
 
@@ -182,6 +198,8 @@ class ScanBuffer:
         if self.effects is not None:
             assert queries.directions is not None and slots.errors is not None and self.of_step is not None
             self._compute_effects(slots, queries.rows, queries.directions, self.effects[: len(queries.rows), columns])
+            if self.through_biases is not None:
+                self._compute_through_biases(slots, queries, self.through_biases[: len(queries), columns])
         self.blocks.append(slots.block.without_rows())
         self.used = columns.stop
 
@@ -203,6 +221,14 @@ class ScanBuffer:
                     (rows[:, columns] @ slots.keys[:, columns].mT) * (directions[:, e] @ slots.errors[:, e].mT) * value
                 )
 
+    def _compute_through_biases(
+        self, slots: DecodedSlots, queries: LayerQueries, out: Float[Tensor, "n m"]
+    ) -> None:  # fmt: skip
+        assert slots.errors is not None and self.of_bias is not None
+        out.zero_()
+        for name, gradient in queries.biases.items():
+            out += (gradient @ slots.errors.mT) * slots.values_in_bias(name, self.of_bias[name])
+
     def reduce(self, queries: LayerQueries, first: int, reductions: Sequence[Reduction]) -> None:
         """Pass the collected scores to the reductions, and clear the buffer."""
         if not self.used:
@@ -210,9 +236,11 @@ class ScanBuffer:
         used = (slice(len(queries.rows)), slice(self.used))
         effects = None if self.effects is None else self.effects[used]
         include_weights = len(self.of_step or ()) > 1 or self.layer.parts > 1
+        through_biases = None if self.through_biases is None else self.through_biases[: len(queries), : self.used]
         scores = Scores(
-            first, self.blocks, self.weights[used], effects, self.spare[used], queries.per_example, include_weights
-        )
+            first, self.blocks, self.weights[used], effects, self.spare[used], queries.per_example, include_weights,
+            through_biases,
+        )  # fmt: skip
         for reduction in reductions:
             reduction.add(scores)
         self.blocks, self.used = [], 0

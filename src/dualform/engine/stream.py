@@ -67,6 +67,14 @@ class DecodedSlots:
         value = torch.from_numpy(self.block.coefficients(of_step, bias)).to(self.keys.dtype)
         return value if self.block.error_scale is None else value.mul_(self.block.error_scale)
 
+    def values_in_bias(self, name: str, of_step: Float[np.ndarray, " T1"]) -> Float[Tensor, " m"]:
+        """The same for one bias of the layer: 0 for slots of modules that do not have it."""
+        users = [i for i, module in enumerate(self.block.layer.modules) if name in module.biases]
+        value = self.values(of_step, bias=True)
+        if len(users) < len(self.block.layer.modules):
+            value *= torch.from_numpy(self.modules_among(users))
+        return value
+
 
 def stream(
     store: Store, layer: str, view: StoreView, *, errors: bool, watch: OnProgress | None = None

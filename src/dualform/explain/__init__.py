@@ -1,9 +1,10 @@
 """From recorded slots to answers: the user's ``Memory``, its questions and its weights."""
 
-from .answers import Groups, Hit, Hits, Timeline
-from .attribution import ScanAnswers
+from .answers import GroupRow, Groups, Timeline
+from .ask import ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
+from .hits import ExampleHit, ExampleHits, Hit, Hits, SlotHit, SlotHits, VisitHit, VisitHits
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory, survey
 from .query import is_preconditioned
@@ -15,6 +16,9 @@ from .weights import Certificate, Ledger
 __all__ = [
     "Certificate",
     "Comparison",
+    "ExampleHit",
+    "ExampleHits",
+    "GroupRow",
     "Groups",
     "Hit",
     "Hits",
@@ -27,9 +31,13 @@ __all__ = [
     "Retraining",
     "RunCheck",
     "ScanAnswers",
+    "SlotHit",
+    "SlotHits",
     "Spotlight",
     "SurveyScores",
     "Timeline",
+    "VisitHit",
+    "VisitHits",
     "is_preconditioned",
     "matching",
     "open_memory",

@@ -1,92 +1,129 @@
-"""What training put into a number, asked in several ways: top slots, sums over groups, a timeline."""
+"""What training put into a number, asked in several ways: top examples, sums over groups, a timeline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
+from dualform.engine import StoreView
+from dualform.errors import QueryError, warn
+from dualform.progress import Progress
+from dualform.types import LayerInfo, ModuleInfo, Order, Per, Score
 
-from dualform.engine import GroupSums, StoreView, TopSlots, TopSlotsByGroup, coefficients, scan, scan_backwards
-from dualform.errors import QueryError
-from dualform.progress import Progress, bar
-from dualform.store import Store
-from dualform.types import LayerInfo, ModuleInfo, Order, Score
-
-from .answers import Groups, Hits, Timeline
-from .contributions import output_parts, slot_groups, sums_without_scan
-from .groups import Stretches, group_slots
-from .hits import hits_of
-from .query import Question, Target, is_preconditioned
+from .answers import Groups, Timeline
+from .ask import AskedQuestions, ScanAnswers, ask_layer, ask_network, require_count, sum_layer_weights
+from .hits import Hits, SlotHits, VisitHits
+from .query import Question, Target
 
 if TYPE_CHECKING:
     from .memory import Memory
 
-SCORES, ORDERS = ("weight", "abs", "contribution"), ("largest", "smallest", "magnitude")
 STRETCHES = 50
 
 
-@dataclass(frozen=True)
-class ScanAnswers:
-    """Several answers from one pass over the slots."""
-
-    hits: Hits | None
-    groups: dict[str, Groups]
-    timeline: Timeline | None
-    hits_by: dict[Any, Hits]
-    """The top slots of each group."""
-
-
 class Attribution:
-    """A number that a memory explains by the training that its layers recall. Each question is one scan.
+    """A number that a memory explains by the training that its layers recall. Each question is one pass over slots.
 
-    Subclasses say what the number is and which queries it sends to a layer.
+    Without ``layer=`` a question is about the whole network: the first-order effect of all explained weights and biases
+    together. With it, it is about one layer's exact account. Subclasses say what the number is, and which queries it
+    sends to a layer.
     """
 
     memory: "Memory"
 
+    @overload
+    def top(
+        self, k: int = 10, *, layer: str | int, per: Literal["slot"], score: Score = ..., order: Order = ...,
+        after: int = ..., target: Target = ..., position: int | None = ..., progress: Progress = ...,
+    ) -> SlotHits: ...  # fmt: skip
+    @overload
+    def top(
+        self, k: int = 10, *, layer: str | int | None = ..., per: Literal["visit"], score: Score = ...,
+        order: Order = ..., after: int = ..., target: Target = ..., position: int | None = ...,
+        progress: Progress = ...,
+    ) -> VisitHits: ...  # fmt: skip
+    @overload
+    def top(
+        self, k: int = 10, *, layer: str | int | None = ..., per: Literal["example"] | None = ..., score: Score = ...,
+        order: Order = ..., after: int = ..., target: Target = ..., position: int | None = ...,
+        progress: Progress = ...,
+    ) -> Hits: ...  # fmt: skip
     def top(
         self,
         k: int = 10,
         *,
-        layer: str | int,
+        layer: str | int | None = None,
+        per: Per | None = None,
         score: Score = "contribution",
         order: Order = "largest",
+        after: int = 0,
         target: Target = None,
         position: int | None = None,
         progress: Progress = True,
     ) -> Hits:
-        """The exact k best slots of each query, with weight α, contribution, and the visit's columns."""
-        _require_count(1, "k", k)
-        answer = self.ask(layer, top=k, score=score, order=order, target=target, position=position, progress=progress)
+        """The exact k best training examples of each query, all their visits and tokens together.
+
+        - ``layer``: one layer's exact account. Without it, all explained layers together.
+        - ``per``: "example" if nothing is said, "visit" for single moments of training, "slot" for single rows of one
+          layer's input, with weight α.
+        - ``score``: "weight" or "abs" rank by Σα or Σ|α| of one layer.
+        - ``after``: what training did after this step alone; the first steps under Adam are large.
+        - ``position``: the row of each query that counts, in one layer: a token, a place of an image.
+        """
+        require_count(1, "k", k)
+        answer = self.ask(
+            layer, top=k, per=per, score=score, order=order, after=after, target=target, position=position,
+            progress=progress,
+        )  # fmt: skip
         assert answer.hits is not None
         return answer.hits
 
+    @overload
+    def top_by(
+        self, column: str, k: int = 10, *, layer: str | int, per: Literal["slot"], score: Score = ...,
+        order: Order = ..., after: int = ..., target: Target = ..., position: int | None = ...,
+        progress: Progress = ...,
+    ) -> dict[Any, SlotHits]: ...  # fmt: skip
+    @overload
+    def top_by(
+        self, column: str, k: int = 10, *, layer: str | int | None = ..., per: Literal["visit"], score: Score = ...,
+        order: Order = ..., after: int = ..., target: Target = ..., position: int | None = ...,
+        progress: Progress = ...,
+    ) -> dict[Any, VisitHits]: ...  # fmt: skip
+    @overload
+    def top_by(
+        self, column: str, k: int = 10, *, layer: str | int | None = ..., per: Literal["example"] | None = ...,
+        score: Score = ..., order: Order = ..., after: int = ..., target: Target = ..., position: int | None = ...,
+        progress: Progress = ...,
+    ) -> dict[Any, Hits]: ...  # fmt: skip
     def top_by(
         self,
         column: str,
         k: int = 10,
         *,
-        layer: str | int,
+        layer: str | int | None = None,
+        per: Per | None = None,
         score: Score = "contribution",
         order: Order = "largest",
+        after: int = 0,
         target: Target = None,
         position: int | None = None,
         progress: Progress = True,
-    ) -> dict[Any, Hits]:
-        """The exact k best slots of each query in every group of a column: group → hits."""
-        _require_count(1, "k", k)
+    ) -> dict[Any, Any]:
+        """The exact k best training examples of each query in every group of a column: group → hits."""
+        require_count(1, "k", k)
         answer = self.ask(
-            layer, top=k, top_by=column, score=score, order=order, target=target, position=position, progress=progress
-        )
+            layer, top=k, top_by=column, per=per, score=score, order=order, after=after, target=target,
+            position=position, progress=progress,
+        )  # fmt: skip
         return answer.hits_by
 
     def by(
         self,
         column: str,
         *,
-        layer: str | int,
+        layer: str | int | None = None,
         score: Score = "contribution",
+        after: int = 0,
         target: Target = None,
         position: int | None = None,
         places: bool = False,
@@ -98,16 +135,17 @@ class Attribution:
         words of a text whose noted column says where each stretch of it begins. Only weights α can be summed so.
         """
         answer = self.ask(
-            layer, by=(column,), score=score, target=target, position=position, places=places, progress=progress
-        )
+            layer, by=(column,), score=score, after=after, target=target, position=position, places=places,
+            progress=progress,
+        )  # fmt: skip
         return answer.groups[column]
 
     def timeline(
-        self, column: str | None = None, *, layer: str | int, stretches: int = STRETCHES, score: Score = "contribution",
-        target: Target = None, position: int | None = None, progress: Progress = True,
+        self, column: str | None = None, *, layer: str | int | None = None, stretches: int = STRETCHES,
+        score: Score = "contribution", target: Target = None, position: int | None = None, progress: Progress = True,
     ) -> Timeline:  # fmt: skip
         """A score over training time, in equal stretches of steps; by groups of a column if one is given."""
-        _require_count(1, "stretches", stretches)
+        require_count(1, "stretches", stretches)
         answer = self.ask(
             layer,
             timeline=stretches,
@@ -121,83 +159,63 @@ class Attribution:
         return answer.timeline
 
     def ask(
-        self, layer: str | int, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (), timeline: int = 0,
-        timeline_by: str | None = None, score: Score = "contribution", order: Order = "largest", target: Target = None,
-        position: int | None = None, places: bool = False, progress: Progress = True,
+        self, layer: str | int | None = None, *, top: int = 0, top_by: str | None = None, by: Sequence[str] = (),
+        timeline: int = 0, timeline_by: str | None = None, per: Per | None = None, score: Score = "contribution",
+        order: Order = "largest", after: int = 0, target: Target = None, position: int | None = None,
+        places: bool = False, progress: Progress = True,
     ) -> ScanAnswers:  # fmt: skip
-        """Several questions in one pass: the ``top`` slots (of each group of ``top_by``), sums ``by`` columns, a
+        """Several questions at once: the ``top`` examples (of each group of ``top_by``), sums ``by`` columns, a
         ``timeline`` of so many stretches.
         """
-        _require_choice("score", score, SCORES)
-        _require_choice("order", order, ORDERS)
-        _require_count(0, "top", top)
-        _require_count(0, "timeline", timeline)
-        store, view = self.memory.store, self.memory.view
+        require_count(0, "after", after)
+        per = _per(per, layer) if top else "example"
+        columns = (by,) if isinstance(by, str) else tuple(by)
+        asked = AskedQuestions(
+            self._view_after(after), top, top_by, columns, timeline, timeline_by, per, score, order, target, position,
+            places, after,
+        )  # fmt: skip
+        asked.require_sense(whole_network=layer is None)
+        store = self.memory.store
         if timeline or score == "contribution":
             store.need_training()
-        info, module = store.layer(layer)
-        if info.in_ledger and ((top or timeline) if score == "contribution" else info.keep == "ledger"):
-            raise QueryError(
-                f"of layer '{layer}' a ledger by '{store.manifest.by}' was kept and no slots, so it can only be asked "
-                f"for by({store.manifest.by!r}, layer={layer!r}). For top examples record with keep='slots'."
-            )
-        if places and score == "contribution":
-            raise QueryError("places=True is for weights α: say score='abs' or score='weight'.")
-        question = self._question(info, module, score, position, target)
-        queries = question.queries
-        k = min(top, max(1, store.slots(info.name)))
-        best = TopSlots(k, len(queries), score, order) if top and top_by is None else None
-        best_of = group_slots(store, [info.name], top_by) if top and top_by is not None else None
-        best_by = TopSlotsByGroup(len(best_of.names), k, len(queries), score, order, best_of) if best_of else None
-        columns = (by,) if isinstance(by, str) else tuple(by)
-        groups = {column: slot_groups(question, column, places) for column in columns}
-        over = Stretches(view.horizon, timeline, group_slots(store, [info.name], timeline_by)) if timeline else None
-        times = GroupSums(over.count, len(queries), score, over) if over else None
-        with bar(f"attending over {info.name}", store.slots(info.name), progress) as watch:
-            alone = not (top or timeline)
-            unscanned = {c: sums_without_scan(question, g, alone, watch) for c, g in groups.items()}
-            values = {c: sums for c, sums in unscanned.items() if sums is not None}
-            sums = {c: GroupSums(len(g.names), len(queries), score, g) for c, g in groups.items() if c not in values}
-            reductions = [reduction for reduction in (best, best_by, *sums.values(), times) if reduction is not None]
-            if not reductions:
-                pass
-            elif score == "contribution" and is_preconditioned(store, info):
-                scan_backwards(store, info.name, view, queries, reductions, watch)
-            else:
-                of_step = step_coefficients(store, view, info) if score == "contribution" else None
-                scan(store, info.name, view, queries, reductions, of_step=of_step, watch=watch)
-        values |= {column: reduction.total for column, reduction in sums.items()}
-        return ScanAnswers(
-            hits_of(question, best) if best else None,
-            {column: output_parts(question, g, values[column]) for column, g in groups.items()},
-            _timeline(question, timeline_by, over, times) if over and times else None,
-            {name: hits_of(question, b) for name, b in zip(best_of.names, best_by.best, strict=True)}
-            if best_of and best_by
-            else {},
-        )
+        if layer is None:
+            return ask_network(store, self._question, asked, self._layers(), None, progress)
+        if not top or per == "slot":
+            return ask_layer(store, self._question, asked, layer, progress)
+        of_examples = replace(asked, by=(), timeline=0)
+        if score == "contribution":
+            found = ask_network(store, self._question, of_examples, self._layers(), layer, progress)
+        else:
+            found = sum_layer_weights(store, self._question, of_examples, layer, progress)
+        if not (columns or timeline):
+            return found
+        others = ask_layer(store, self._question, replace(asked, top=0, top_by=None), layer, progress)
+        return ScanAnswers(found.hits, others.groups, others.timeline, found.hits_by)
 
-    def _question(
-        self, info: LayerInfo, module: ModuleInfo, score: Score, position: int | None, target: Target
-    ) -> Question:
-        """The question to one layer."""
+    def _question(self, asked: AskedQuestions, info: LayerInfo, module: ModuleInfo) -> Question:
+        """The question to one use of a layer."""
         raise NotImplementedError
 
+    def _layers(self) -> Sequence[tuple[LayerInfo, ModuleInfo]]:
+        """The layers that the number depends on."""
+        return [(info, module) for info in self.memory.store.manifest.layers for module in info.modules]
 
-def step_coefficients(store: Store, view: StoreView, info: LayerInfo) -> list[np.ndarray]:
-    """The coefficient of each training step, for each piece of a layer's matrix."""
-    return [coefficients(store, name, view.horizon).of_step for name in info.weights]
+    def _view_after(self, after: int) -> StoreView:
+        """The view of the memory, without the first steps."""
+        store, view = self.memory.store, self.memory.view
+        if not after:
+            return view
+        if after >= view.horizon:
+            raise QueryError(f"after={after} leaves no step: the memory is read at step {view.horizon:,}.")
+        later = store.visits["step"].to_numpy() > after
+        return replace(view, visible=later if view.visible is None else later & view.visible)
 
 
-def _timeline(question: Question, column: str | None, over: Stretches, times: GroupSums) -> Timeline:
-    values = times.total.unflatten(1, (len(over.names), -1))
-    return Timeline(question.module.name, question.score, question.target, column, over.names, over.edges, values)
-
-
-def _require_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise QueryError(f"{option}={value!r} is not known; choose one of {list(choices)}.")
-
-
-def _require_count(least: int, option: str, value: int) -> None:
-    if not isinstance(value, Integral) or value < least:
-        raise QueryError(f"{option}={value!r} cannot be; choose a whole number, {least} or more.")
+def _per(per: Per | None, layer: str | int | None) -> Per:
+    """What a hit stands for; says once what has changed for those who name a layer and nothing else."""
+    if per is None and layer is not None:
+        warn(
+            "top(…, layer=…) gives training examples, all their visits together; in version 0.1 it gave slots. Write "
+            "per='slot' for these, or per='example' if examples are meant."
+        )
+    return per or "example"

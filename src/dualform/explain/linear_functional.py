@@ -15,10 +15,11 @@ from torch import Tensor
 
 from dualform.errors import QueryError
 from dualform.store import assemble_matrix
-from dualform.types import LayerInfo, ModuleInfo, Score
+from dualform.types import LayerInfo, ModuleInfo
 
+from .ask import AskedQuestions
 from .attribution import Attribution
-from .query import MapCalls, Question, Target, apply
+from .query import MapCalls, Question, apply
 
 if TYPE_CHECKING:
     from .memory import Memory
@@ -65,13 +66,13 @@ class LinearFunctional(Attribution):
             raise QueryError("⟨W, A⟩ has contributions only: without an input there are no weights α.")
         return super().ask(self.layer, **questions)
 
-    def _question(
-        self, info: LayerInfo, module: ModuleInfo, score: Score, position: int | None, target: Target
-    ) -> Question:
-        if target is not None:
+    def _question(self, asked: AskedQuestions, info: LayerInfo, module: ModuleInfo) -> Question:
+        if asked.target is not None:
             raise QueryError("this spotlight is on ⟨W, A⟩ already: it has no other target.")
-        store, view = self.memory.store, self.memory.view
-        return Question(store, view, info, module, f"⟨W, A⟩ of {self.layer}", 1, self._calls, score, position)
+        target = f"⟨W, A⟩ of {self.layer}"
+        return Question(
+            self.memory.store, asked.view, info, module, target, 1, self._calls, asked.score, asked.position
+        )
 
 
 def _require_fit(info: LayerInfo, layer: str, A: Tensor, a: Tensor | None) -> None:

@@ -29,7 +29,7 @@ def spotlight_html(spot: "Spotlight") -> str:
         ask = f"<code>spot.top(10, layer={escape(repr(layer))})</code>"
         lines = [f"<tr><td>{i}</td><td>{escape(text)}</td></tr>" for i, text in enumerate(predictions)]
         return f"<p>{head}</p><table><tr><th>query</th><th>says</th></tr>{''.join(lines)}</table><p>Ask {ask}.</p>"
-    hits = spot.top(EXAMPLES, layer=layer, progress=False)
+    hits = spot.top(EXAMPLES, layer=layer, progress=False, per="slot")
     lines = []
     for i, text in enumerate(predictions):
         cells = []

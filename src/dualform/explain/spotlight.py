@@ -11,9 +11,10 @@ from dualform.engine import dual_output, initial_part, split_by_group
 from dualform.errors import QueryError
 from dualform.progress import Progress, bar
 from dualform.store import assemble_matrix
-from dualform.types import LayerInfo, ModuleInfo, Score
+from dualform.types import LayerInfo, ModuleInfo
 
-from .attribution import Attribution, step_coefficients
+from .ask import AskedQuestions, step_coefficients
+from .attribution import Attribution
 from .notebook import spotlight_html
 from .query import Capture, Question, Target, apply, capture, first_axis, is_preconditioned, labelled, target_key
 from .weights import is_shared
@@ -93,12 +94,20 @@ class Spotlight(Attribution):
 
     # ------------------------------------------------------------------------------------------- passes
 
-    def _question(
-        self, info: LayerInfo, module: ModuleInfo, score: Score, position: int | None, target: Target
-    ) -> Question:
-        store, view, shown = self.memory.store, self.memory.view, self._capture(target)
+    def _question(self, asked: AskedQuestions, info: LayerInfo, module: ModuleInfo) -> Question:
+        shown = self._capture(asked.target)
         calls = shown.calls[module.name]
-        return Question(store, view, info, module, shown.target, shown.examples, calls, score, position)
+        return Question(
+            self.memory.store,
+            asked.view,
+            info,
+            module,
+            shown.target,
+            shown.examples,
+            calls,
+            asked.score,
+            asked.position,
+        )
 
     @cached_property
     def _own_capture(self) -> Capture:

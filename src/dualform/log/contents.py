@@ -59,7 +59,7 @@ def as_frame(name: str, answer: Any) -> Any:
     if not hasattr(frame, "columns"):
         raise QueryError(
             f"tables={{{name!r}: …}} holds a {type(answer).__name__}, which is no table. Give an answer, such as "
-            "spot.top(5, layer='fc1'), or a DataFrame."
+            "spot.top(5), or a DataFrame."
         )
     frame = frame.reset_index() if any(part is not None for part in frame.index.names) else frame.copy()
     frame.columns = [str(column) for column in frame.columns]

@@ -11,7 +11,7 @@ from .contents import Tables, contents
 def mlflow(memory: Memory, run: Any, *, tables: Tables | None = None, step: int | None = None) -> None:
     """Log a memory's numbers, certificate and tables to a run that ``mlflow.start_run`` gave, or to the run of an id.
 
-    ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``. ``step`` is by default that of the
+    ``tables`` are answers by name, such as ``{"top": spot.top(5)}``. ``step`` is by default that of the
     memory.
     """
     client = require("mlflow").MlflowClient()

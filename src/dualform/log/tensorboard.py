@@ -10,7 +10,7 @@ from .contents import Tables, contents
 def tensorboard(memory: Memory, writer: Any, *, tables: Tables | None = None, step: int | None = None) -> None:
     """Write a memory's numbers, certificate and tables with a ``torch.utils.tensorboard.SummaryWriter``.
 
-    ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``. ``step`` is by default that of the
+    ``tables`` are answers by name, such as ``{"top": spot.top(5)}``. ``step`` is by default that of the
     memory.
     """
     logged, at = contents(memory, tables), memory.step if step is None else step

@@ -11,7 +11,7 @@ from .contents import Tables, contents
 def trackio(memory: Memory, run: Any, *, tables: Tables | None = None) -> None:
     """Log a memory's numbers, certificate and tables, once, to a run that ``trackio.init`` gave.
 
-    ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``.
+    ``tables`` are answers by name, such as ``{"top": spot.top(5)}``.
     """
     package = require("trackio")
     logged = contents(memory, tables)

@@ -11,7 +11,7 @@ from .contents import Tables, contents
 def wandb(memory: Memory, run: Any, *, tables: Tables | None = None) -> None:
     """Add a memory's numbers, certificate and tables to a run that ``wandb.init`` gave.
 
-    ``tables`` are answers by name, such as ``{"top": spot.top(5, layer="fc1")}``. The steps of the run go on as before.
+    ``tables`` are answers by name, such as ``{"top": spot.top(5)}``. The steps of the run go on as before.
     """
     table = require("wandb").Table
     logged = contents(memory, tables)

@@ -183,15 +183,21 @@ def _maximum_of_amsgrad(s: Settings) -> str:
 
 ADAM = Rule(
     "Adam", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adam_settings, decays_by_factor=True,
-    not_differentiable=_maximum_of_amsgrad,
+    reads_gradients=True, not_differentiable=_maximum_of_amsgrad,
 )  # fmt: skip
 ADAMW = Rule(
     "AdamW", adam, "exp_avg", ("exp_avg_sq", "max_exp_avg_sq"), adam_p, settings=adamw_settings, decays_by_factor=True,
-    not_differentiable=_maximum_of_amsgrad,
+    reads_gradients=True, not_differentiable=_maximum_of_amsgrad,
 )  # fmt: skip
-NADAM = Rule("NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True)
-RADAM = Rule("RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True)
+NADAM = Rule(
+    "NAdam", nadam, "exp_avg", ("exp_avg_sq",), nadam_p, settings=_nadam_settings, decays_by_factor=True,
+    reads_gradients=True,
+)  # fmt: skip
+RADAM = Rule(
+    "RAdam", radam, "exp_avg", ("exp_avg_sq",), radam_p, settings=adam_settings, decays_by_factor=True,
+    reads_gradients=True,
+)  # fmt: skip
 ADAMAX = Rule(
-    "Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings,
+    "Adamax", adamax, "exp_avg", ("exp_inf",), adamax_p, settings=adam_settings, reads_gradients=True,
     not_differentiable=lambda s: "its maximum",
 )  # fmt: skip

@@ -102,6 +102,8 @@ class Rule:
     """Whether P multiplies entry by entry, or is a matrix that multiplies from the left."""
     local: bool = True
     """Whether entries of P can be computed from the same entries of the gradient and the state alone."""
+    reads_gradients: bool = False
+    """Whether P is computed from gradients and the shared state, and from W only where decay is added to gradients."""
     decays_by_factor: bool = False
     """Whether the optimiser itself multiplies W by ww, which is then rounded to float32 unless W is more precise."""
     settings: Callable[[Mapping[str, Any], Mapping[str, Any]], Settings] = numbers

@@ -66,6 +66,6 @@ def moving_average(keep: float, old: Tensor | None, new: Tensor) -> Tensor:
     return (1 - keep) * new if old is None else keep * old + (1 - keep) * new
 
 
-RMSPROP = Rule("RMSprop", rmsprop, "momentum_buffer", ("square_avg", "grad_avg"), rmsprop_p)
-ADAGRAD = Rule("Adagrad", adagrad, None, ("sum",), adagrad_p)
-ADADELTA = Rule("Adadelta", adadelta, None, ("square_avg", "acc_delta"), adadelta_p)
+RMSPROP = Rule("RMSprop", rmsprop, "momentum_buffer", ("square_avg", "grad_avg"), rmsprop_p, reads_gradients=True)
+ADAGRAD = Rule("Adagrad", adagrad, None, ("sum",), adagrad_p, reads_gradients=True)
+ADADELTA = Rule("Adadelta", adadelta, None, ("square_avg", "acc_delta"), adadelta_p, reads_gradients=True)

@@ -412,7 +412,7 @@ def test_a_rule_that_was_taught_explains_the_optimiser_of_a_run(tmp_path):
     memory = dualform.open(tmp_path / "run", rules=[rule])
     with memory.replay(model, losses, lambda i: (X[i], Y[i]), optimizer=Plain) as run:
         assert_slopes(run)
-        assert len(run.attend(QUERIES).top(2, layer="2")) == 3
+        assert len(run.attend(QUERIES).top(2, layer="2", per="slot")) == 3
         run.retrain(without="step = 2", memory=tmp_path / "without")
     assert dualform.open(tmp_path / "without", rules=[rule]).store.steps == 5
 

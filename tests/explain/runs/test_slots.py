@@ -129,8 +129,8 @@ def answers(memory, training):
     """Many answers, as tensors."""
     layer, x = training.layer, training.x[:3]
     spot = memory.attend(training.model, x)
-    hits, groups = spot.top(4, layer=layer), spot.by("label", layer=layer)
-    alphas = spot.ask(layer, top=3, by=("source",), score="abs")
+    hits, groups = spot.top(4, layer=layer, per="slot"), spot.by("label", layer=layer)
+    alphas = spot.ask(layer, per="slot", top=3, by=("source",), score="abs")
     masked = memory.without("label = 1 and step <= 7")
     earlier = memory.at(6)
     return {
@@ -145,9 +145,9 @@ def answers(memory, training):
         "top |α|": alphas.hits.weight,
         "timeline": spot.timeline("source", layer=layer, stretches=3).values,
         "output": spot.output(layer),
-        "earlier top": earlier.attend(training.model, x).top(2, layer=layer).contribution,
+        "earlier top": earlier.attend(training.model, x).top(2, layer=layer, per="slot").contribution,
         "masked prediction": masked.predict(training.model, x),
-        "masked top": masked.attend(training.model, x).top(2, layer=layer).contribution,
+        "masked top": masked.attend(training.model, x).top(2, layer=layer, per="slot").contribution,
         **{f"weights of step 6, {name}": tensor for name, tensor in earlier.weights().items()},
         **{f"ledger, {name}": part for name, part in memory.ledger("source")["a"].items()},
         **{f"check, {name}": torch.tensor(e) for name, e in memory.check(training.model, full=True).items()},
@@ -219,12 +219,12 @@ def test_attend_asks_the_trained_network_and_runs_training_once(tmp_path):
     spot = run.attend(bare.x[:2], target=1)
     torch.testing.assert_close(spot.prediction, bare.model(bare.x[:2]).detach())
     torch.testing.assert_close(spot.output("2"), bare.model(bare.x[:2]).detach())
-    run.attend(bare.x[:2]).top(3, layer="0")
+    run.attend(bare.x[:2]).top(3, layer="0", per="slot")
     assert len(calls) == 12
     run.close()
     with pytest.raises(StoreError, match=r"removed by run\.close"):
-        spot.top(1, layer="0")
-    assert len(run.attend(bare.x[:1]).top(3, layer="0")) == 1, "it can be asked again after that"
+        spot.top(1, layer="0", per="slot")
+    assert len(run.attend(bare.x[:1]).top(3, layer="0", per="slot")) == 1, "it can be asked again after that"
     run.close()
 
 
@@ -249,13 +249,13 @@ def test_an_interrupt_leaves_nothing_behind_and_a_usable_run(tmp_path, call):
     with pytest.raises(KeyboardInterrupt):
         memory = run.slots("50 kB", folder=folder)
         assert call == 14
-        memory.attend(bare.model, bare.x).top(3, layer="0")
+        memory.attend(bare.model, bare.x).top(3, layer="0", per="slot")
     if memory is None:
         assert call < 14 and not list(folder.iterdir())
     else:
         assert [path.name for path in folder.glob("*/*")] == ["memory"]
-        top = memory.attend(bare.model, bare.x).top(3, layer="0")
-        assert torch.equal(top.slots, run.slots().attend(bare.model, bare.x).top(3, layer="0").slots)
+        top = memory.attend(bare.model, bare.x).top(3, layer="0", per="slot")
+        assert torch.equal(top.slots, run.slots().attend(bare.model, bare.x).top(3, layer="0", per="slot").slots)
     assert run.check().exact
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     run.close()
@@ -274,7 +274,7 @@ def test_an_interrupt_between_two_steps_leaves_nothing_behind(tmp_path):
         run.slots(folder=tmp_path / "slots", progress=progress)
     assert not list((tmp_path / "slots").iterdir()), "also while somebody holds on to the error"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and interrupt.value is not None
-    assert len(run.attend(bare.x[:1]).top(1, layer="0")) == 1
+    assert len(run.attend(bare.x[:1]).top(1, layer="0", per="slot")) == 1
     run.close()
 
 
@@ -324,7 +324,7 @@ def test_a_training_that_does_not_repeat_says_so(tmp_path):
 
     memory = bare.run(data).slots("50 kB")
     with pytest.raises(StoreError, match="did not come out the second time"):
-        memory.attend(bare.model, bare.x).top(3, layer="0")
+        memory.attend(bare.model, bare.x).top(3, layer="0", per="slot")
 
 
 def test_wrong_options_are_answered_with_a_sentence(tmp_path):

@@ -56,15 +56,15 @@ class Training:
         spot = memory.attend(self.model, x)
         masked, earlier = memory.without("part = 'a' and step <= 5"), memory.at(4)
         for layer in memory.layers:
-            hits, groups = spot.top(4, layer=layer), spot.by("label", layer=layer)
+            hits, groups = spot.top(4, layer=layer, per="slot"), spot.by("label", layer=layer)
             parts = {
                 "top": hits.contribution,
                 "top visits": hits.visits,
                 "by": groups.values,
                 "timeline": spot.timeline("part", layer=layer, stretches=3).values,
                 "output": spot.output(layer),
-                "earlier": earlier.attend(self.model, x).top(2, layer=layer).contribution,
-                "masked": masked.attend(self.model, x).top(2, layer=layer).contribution,
+                "earlier": earlier.attend(self.model, x).top(2, layer=layer, per="slot").contribution,
+                "masked": masked.attend(self.model, x).top(2, layer=layer, per="slot").contribution,
             }
             found |= {f"{layer}: {name}": part for name, part in parts.items()}
         found |= {f"weights at step 4: {name}": tensor for name, tensor in earlier.weights().items()}

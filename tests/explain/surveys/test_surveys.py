@@ -260,7 +260,7 @@ def test_a_mask_chooses_examples(small):
         lambda memory, case: memory.replay(case.model, losses, case.data),
         lambda memory, case: memory.without("label = 'a'").predict(case.model, case.queries),
         lambda memory, case: memory.attend(case.model, case.queries).output("0"),
-        lambda memory, case: memory.attend(case.model, case.queries).top(layer="0"),
+        lambda memory, case: memory.attend(case.model, case.queries).top(layer="0", per="slot"),
         lambda memory, case: memory.attend(case.model, case.queries).by("label", layer="0"),
         lambda memory, case: memory.attend(case.model, case.queries).timeline(layer="0", score="weight"),
     ],
@@ -271,7 +271,7 @@ def test_questions_about_training_are_refused_by_a_sentence(small, question):
 
 
 def test_weights_alpha_and_the_network_itself_can_be_asked(small):
-    hits = small.memory.attend(small.model, small.queries).top(3, layer="0", score="weight")
+    hits = small.memory.attend(small.model, small.queries).top(3, layer="0", score="weight", per="slot")
     torch.testing.assert_close(hits.weight, (small.queries @ small.x.mT).topk(3).values)
     torch.testing.assert_close(small.memory.predict(small.model, small.queries), small.model(small.queries))
     assert "a survey of 14 visits at the trained weights" in repr(small.memory)

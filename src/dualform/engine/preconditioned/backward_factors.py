@@ -1,6 +1,6 @@
 """The factor of each step's gradient in the weights at a horizon, from the last step down to the first."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import pairwise
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dualform.rules import Rule
 from dualform.store import Store
-from dualform.types import LayerInfo, Transition
+from dualform.types import Transition
 
 from .forward_sweep import ParameterTrack
 from .slot_gradients import SlotGradients
@@ -21,15 +21,22 @@ Factor = float | Tensor
 """The factor of a gradient or a state: a number, a number for each entry, or a matrix that multiplies from the left."""
 
 
-def backward_factors(store: Store, layer: LayerInfo, horizon: int) -> Iterator[tuple[int, dict[str, Factor]]]:
-    r"""The factors C of each step's gradient in the weights of a layer at the horizon, from the last step down.
+def backward_factors(
+    store: Store,
+    names: Iterable[str],
+    horizon: int,
+    initial: MutableMapping[str, tuple[Factor, Factor]] | None = None,
+) -> Iterator[tuple[int, dict[str, Factor]]]:
+    r"""The factors C of each step's gradient in some parameters at the horizon, from the last step down.
 
-    .. math:: W_h = \ldots + \sum_s C_s(h)\, G_s
+    .. math:: W_h = A\, W_0 + B\, M_0 + \sum_s C_s(h)\, G_s
 
     The sweep carries the row :math:`[w\; m]`, which begins as [1 0]: the factors of W and M after a step in the weights
-    at the horizon.
+    at the horizon. When all steps were asked for, ``initial`` holds what it has become: A and B.
     """
-    tracks = {name: ParameterTrack(store, name) for name in layer.weights if store.parameters[name].by_slots}
+    tracks = {name: ParameterTrack(store, name) for name in names if store.parameters[name].by_slots}
+    for track in tracks.values():
+        track.ask_for_preconditioners()
     carried: dict[str, tuple[Factor, Factor]] = dict.fromkeys(tracks, (1.0, 0.0))
     for begin, end in reversed(list(pairwise(_known_steps(store, tracks, horizon)))):
         for steps in _step_stretches(store, tracks, begin, end):
@@ -37,8 +44,10 @@ def backward_factors(store: Store, layer: LayerInfo, horizon: int) -> Iterator[t
                 out: dict[str, Factor] = {}
                 for name, (t, p, scale) in changes.items():
                     c, carried[name] = _step_back(tracks[name].rule, t, p, *carried[name])
-                    out[name] = c * scale
+                    out[name] = c if scale == 1.0 else c * scale
                 yield step, out
+    if initial is not None:
+        initial.update(carried)
 
 
 def _step_back(

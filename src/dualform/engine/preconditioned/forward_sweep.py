@@ -29,6 +29,8 @@ class ParameterTrack:
         self.rule: Rule = rule
         self.eps = torch.finfo(getattr(torch, store.parameters[name].dtype)).eps
         self.state = initial_state(store, name).to(store.compute)
+        self.only_preconditioners = False
+        """Whether W and M may be left behind, as only the map P of each step is asked for and it does not read them."""
 
     @cached_property
     def changes(self) -> ParameterSteps:
@@ -43,9 +45,16 @@ class ParameterTrack:
         t, scale = Transition(*self.changes.transitions[index].tolist()), float(self.changes.scale[index])
         gradient = gradient * scale
         p, shared = precondition(self.rule, self.changes.settings_at(index), self.state, gradient, self.eps)
-        weight, buffer = after_step(self.rule, t, p, self.state.weight, self.state.buffer, gradient)
+        weight, buffer = self.state.weight, self.state.buffer
+        if not self.only_preconditioners:
+            weight, buffer = after_step(self.rule, t, p, weight, buffer, gradient)
         self.state = ParameterState(weight, buffer, shared)
         return t, p, scale
+
+    def ask_for_preconditioners(self) -> None:
+        """From now on, leave W and M behind where P does not read them."""
+        decay = [Transition._fields.index(name) for name in ("mw", "pw")]
+        self.only_preconditioners = self.rule.reads_gradients and not self.changes.transitions[:, decay].any()
 
     def known_state(self, step: int) -> ParameterState | None:
         """The whole state after a step, if it is the initial one or was stored."""

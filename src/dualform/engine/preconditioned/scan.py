@@ -8,7 +8,8 @@ for a query q and the gradient u of the target. For each step, C costs one produ
 and so does each query.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,39 +28,63 @@ TARGETS = 1 << 24
 """The number of entries (queries × weights) that are in memory at a time."""
 
 
+@dataclass(frozen=True)
+class LayerTargets:
+    """Of some examples, the gradients of the target with respect to a layer's matrix and to its biases."""
+
+    layer: LayerInfo
+    first: int
+    """The number of the first example."""
+    matrix: Float[Tensor, "n d_out w"]
+    biases: Mapping[str, Float[Tensor, "n d_out"]]
+
+
 def scan_backwards(
     store: Store,
-    layer: str,
+    asked: Sequence[tuple[str, LayerQueries]],
     view: StoreView,
-    queries: LayerQueries,
     reductions: Sequence[Reduction],
     watch: OnProgress | None = None,
+    initial: MutableMapping[str, tuple[Factor, Factor]] | None = None,
 ) -> None:
-    """Pass the contribution of every visible slot to every reduction, the last step first."""
-    info, _ = store.layer(layer)
-    targets = list(_matrix_gradients(info, queries))
-    for step, factors in backward_factors(store, info, view.horizon):
-        block = store.step_block(layer, step)
-        if block is None:
-            continue
-        if watch:
-            watch(len(block.slots))
-        if view.visible is not None:
-            shown = np.append(view.visible, True)[block.visits]
-            block = block if shown.all() else block.take(np.flatnonzero(shown))
-        if not len(block.slots) or not factors:
-            continue
-        slots = decoded(block, store.compute)
-        first = 0
-        for target in targets:
-            contributions = _contributions(store, info, slots, factors, target)
-            scores = Scores(first, [block], None, contributions, None, 1, effects_include_weights=True)
-            for reduction in reductions:
-                reduction.add(scores)
-            first += len(target)
+    """Pass the contribution of every visible slot to every reduction, the last step first.
+
+    ``asked`` are layers, and what is asked of each: one sweep is enough for all of them. ``initial`` comes to hold the
+    factors of the first state of their parameters.
+    """
+    targets: dict[str, list[LayerTargets]] = {}
+    names: dict[str, None] = {}
+    for layer, queries in asked:
+        info, _ = store.layer(layer)
+        targets.setdefault(info.name, []).extend(_layer_targets(info, queries))
+        names |= dict.fromkeys((*info.weights, *queries.biases))
+    for step, factors in backward_factors(store, names, view.horizon, initial):
+        for layer, of_layer in targets.items():
+            slots = _visible_slots(store, layer, step, view, watch)
+            if slots is None or not factors:
+                continue
+            for target in of_layer:
+                contributions = _contributions(store, slots, factors, target)
+                scores = Scores(target.first, [slots.block], None, contributions, None, 1, effects_include_weights=True)
+                for reduction in reductions:
+                    reduction.add(scores)
 
 
-def _matrix_gradients(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float[Tensor, "n d_out w"]]:
+def _visible_slots(
+    store: Store, layer: str, step: int, view: StoreView, watch: OnProgress | None
+) -> DecodedSlots | None:  # fmt: skip
+    block = store.step_block(layer, step)
+    if block is None:
+        return None
+    if watch:
+        watch(len(block.slots))
+    if view.visible is not None:
+        shown = np.append(view.visible, True)[block.visits]
+        block = block if shown.all() else block.take(np.flatnonzero(shown))
+    return decoded(block, store.compute) if len(block.slots) else None
+
+
+def _layer_targets(layer: LayerInfo, queries: LayerQueries) -> Iterator[LayerTargets]:
     """The gradient of each example's target with respect to the layer's matrix: the sum of u qᵀ over its rows.
 
     They come in batches of examples.
@@ -67,30 +92,36 @@ def _matrix_gradients(layer: LayerInfo, queries: LayerQueries) -> Iterator[Float
     assert queries.directions is not None
     rows, directions = (t.unflatten(0, (-1, queries.per_example)) for t in (queries.rows, queries.directions))
     size = max(1, TARGETS // (layer.d_out * layer.width))
-    for q, u in zip(rows.split(size), directions.split(size), strict=True):
-        yield LayerMatrix(layer).outer(q, u)
+    for first in range(0, len(rows), size):
+        part = slice(first, first + size)
+        biases = {name: gradient[part] for name, gradient in queries.biases.items()}
+        yield LayerTargets(layer, first, LayerMatrix(layer).outer(rows[part], directions[part]), biases)
 
 
 def _contributions(
-    store: Store, layer: LayerInfo, slots: DecodedSlots, factors: dict[str, Factor], target: Float[Tensor, "n d_out w"]
+    store: Store, slots: DecodedSlots, factors: Mapping[str, Factor], target: LayerTargets
 ) -> Float[Tensor, "n m"]:
     assert slots.errors is not None
+    layer = target.layer
     value = slots.factors(layer.weights[0])
     if slots.block.key_scale is not None:
         value = value * slots.block.key_scale
     errors = slots.errors * value.unsqueeze(1)
     if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
-        return _through_matrices(layer, slots.keys, errors, factors, target)
-    matrices = {name: _full_matrix(store, name, factors.get(name, 0.0)) for name in layer.weights}
-    target = target * assemble_matrix(layer, matrices)
-    return LayerMatrix(layer).bilinear(target, slots.keys, errors)
+        out = _through_matrices(layer, slots.keys, errors, factors, target.matrix)
+    else:
+        matrices = {name: _full_matrix(store, name, factors.get(name, 0.0)) for name in layer.weights}
+        out = LayerMatrix(layer).bilinear(target.matrix * assemble_matrix(layer, matrices), slots.keys, errors)
+    for name, gradient in target.biases.items():
+        out += (gradient * factors.get(name, 0.0)) @ (slots.errors * slots.factors(name).unsqueeze(1)).mT
+    return out
 
 
 def _through_matrices(
     layer: LayerInfo,
     keys: Float[Tensor, "m d_in"],
     errors: Float[Tensor, "m d_out"],
-    factors: dict[str, Factor],
+    factors: Mapping[str, Factor],
     target: Float[Tensor, "n d_out w"],
 ) -> Float[Tensor, "n m"]:
     """Contributions where C multiplies a parameter from the left: it is applied to the errors, or to the keys if the

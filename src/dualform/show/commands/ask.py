@@ -11,12 +11,13 @@ from torch import nn
 from dualform.errors import DualformError, ModelMismatch, QueryError
 from dualform.explain import Hits, Memory
 from dualform.explain.query import Target, labelled
-from dualform.types import Score
+from dualform.types import Per, Score
 
 from ..examples import Examples, load_examples
 from ..text import (
     FIRST_ORDER,
     MASKED,
+    WHOLE_NETWORK,
     caption,
     examples_view,
     groups_table,
@@ -38,12 +39,15 @@ TOLERANCE = 10
 class RowQuestion:
     """What to ask about each row."""
 
-    layer: str
+    layer: str | None
+    """One layer's exact account; None: the whole network."""
+    per: Per
     by: str | None
     k: int
     score: Score
     target: Target
     without: str | None
+    after: int = 0
     inputs: Examples | None = None
     train: Examples | None = None
     index: str = "index"
@@ -90,7 +94,9 @@ def print_answers(
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
     try:
-        answer = spot.ask(question.layer, top=question.k, by=[by], score=question.score)
+        answer = spot.ask(
+            question.layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after
+        )
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise
@@ -99,19 +105,27 @@ def print_answers(
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
+    notes = [WHOLE_NETWORK] if question.layer is None else [FIRST_ORDER] if question.layer != memory.layers[-1] else []
     if json:
-        about = {"memory": memory.path, "step": memory.step, "rows": rows, "output": spot.prediction}
-        print_json({**about, **({"output_without": masked} if masked is not None else {}), "answer": answer})
+        about = {"memory": memory.path, "step": memory.step, "rows": rows, "output": spot.prediction, "answer": answer}
+        without = {} if masked is None else {"output_without": masked}
+        print_json({**about, **without, "notes": notes if masked is None else [*notes, MASKED]})
         return
-    console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, layer {question.layer}; {caption(answer.hits)}.")
-    if question.layer != memory.layers[-1]:
-        console.print(FIRST_ORDER)
+    hits = answer.hits
+    place = "the whole network" if question.layer is None else f"layer {question.layer}"
+    console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
+    for note in notes:
+        console.print(note)
+    if hits.left_out:
+        console.print(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.", markup=False)
+    if hits.remark:
+        console.print(hits.remark, markup=False)
     for number, row in enumerate(rows):
         console.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, number, question.classes)}")
         if question.inputs is not None:
             console.print(examples_view(question.inputs, [number], [""], [None], console.color_system is not None))
-        _show_training(question, answer.hits[number], console)
-        console.print(hits_table(answer.hits[number]))
+        _show_training(question, hits[number], console)
+        console.print(hits_table(hits[number]))
         console.print(groups_table(answer.groups[by], number, question.k))
         if question.score == "contribution":
             console.print(sum_check(answer.groups[by], number))
@@ -128,7 +142,7 @@ def _show_training(question: RowQuestion, hits: Hits, console: Console) -> None:
     indexed = [hit for hit in hits if isinstance(hit.columns[question.index], int)][:MOST_SHOWN]
     shown_hits = [hit for hit in indexed if 0 <= hit.columns[question.index] < len(train)]
     adds = same_digits(hit.contribution for hit in shown_hits)
-    several = len({hit.position for hit in hits}) > 1
+    several = hits.per == "slot" and len({hit.position for hit in hits}) > 1
     rows, places = (
         [hit.columns[question.index] for hit in shown_hits],
         [hit.position if several else None for hit in shown_hits],

@@ -16,7 +16,7 @@ from typer.main import get_command
 from dualform.errors import DualformError, QueryError
 from dualform.explain import open_memory
 from dualform.progress import quietly
-from dualform.types import Score
+from dualform.types import Per, Score
 
 from ..examples import Examples, is_series, load_examples, load_vocabulary
 from ..factory import load_weights, make_model
@@ -190,7 +190,11 @@ def ask(
     key: Annotated[str | None, Option(help="Array in the file, or columns of a table: a,b,c.")] = None,
     weights: Annotated[Path | None, Option(help="Check that this .safetensors file has the memory's weights.")] = None,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
-    layer: Annotated[str | None, Option(help="Layer to ask. Default: the last one.")] = None,
+    layer: Annotated[
+        str | None, Option(help="The exact account of this layer. Default: all layers together, to first order.")
+    ] = None,
+    per: Annotated[Per, Option(help="Rank training examples, single visits, or single slots of a layer.")] = "example",
+    after: Annotated[int, Option(help="Leave out what training did up to this step.", min=0)] = 0,
     by: Annotated[
         str | None, Option(help="Sum over the groups of this column. Default: label if noted, else step.")
     ] = None,
@@ -222,12 +226,14 @@ def ask(
     shown_inputs = Examples(inputs, None, vocabulary, series=series, others=named_inputs) if inputs.ndim > 1 else None
     train_examples = None if train is None else load_examples(train, network, vocabulary=vocabulary)
     question = RowQuestion(
-        layer or memory.layers[-1],
+        layer,
+        per,
         by,
         k,
         score,
         as_target(target, data, network, numbers),
         without,
+        after,
         shown_inputs,
         train_examples,
         index,

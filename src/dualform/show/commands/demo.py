@@ -52,7 +52,9 @@ class DemoAnswer:
     query: int
     logits: Float[Tensor, " classes"]
     hits: Hits
+    """The top training images, over the whole network."""
     groups: Groups
+    """What each label adds in the last layer."""
     recalled: Groups
     line: Timeline
     masked: str
@@ -96,9 +98,10 @@ def _run(out: Path, steps: int, console: Console) -> Path:
     certificate = memory.check(model, full=True)
     console.print(certificate_table(certificate))
     console.print(
-        f"[bold]3. What are three predictions made of?[/] These are the answers of the last layer, {LAYER}.\n"
+        "[bold]3. What are three predictions made of?[/] First the training images that count most in the whole "
+        f"network, then the exact account of the last layer, {LAYER}.\n"
     )
-    answers, curve = ask_last_layer(memory, model, data)
+    answers, curve = ask_network(memory, model, data)
     for answer in answers:
         print_answer(console, answer)
     report = save(out, memory, data, DemoFindings(accuracy, certificate, answers, curve))
@@ -175,14 +178,17 @@ def accuracy_of(model: nn.Module, data: DemoDigits) -> float:
         return (model(data.x[data.test]).argmax(1) == data.labels[data.test]).double().mean().item()
 
 
-def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
-    """Ask the last layer about each chosen image: the top examples, sums by label, and the prediction under a mask."""
+def ask_network(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[list[DemoAnswer], Hits]:
+    """Ask about each chosen image: the top examples of the whole network, sums by label in the last layer, and the
+    prediction under a mask.
+    """
     with torch.no_grad():
         chosen = choose(model(data.x[data.test]).softmax(1), data.labels[data.test])
     chosen_rows = data.test[list(chosen.values())]
     spot = memory.attend(model, data.x[chosen_rows])
-    answer = spot.ask(LAYER, top=SHOWN, by=["label"], timeline=25, timeline_by="label")
-    assert answer.hits is not None and answer.timeline is not None
+    hits = spot.top(SHOWN)
+    answer = spot.ask(LAYER, by=["label"], timeline=25, timeline_by="label")
+    assert answer.timeline is not None
     recalled = spot.by("label", layer=LAYER, score="abs")
     answers = []
     for query, ((title, row), index) in enumerate(zip(chosen.items(), chosen_rows.tolist(), strict=True)):
@@ -190,11 +196,11 @@ def ask_last_layer(memory: Memory, model: nn.Module, data: DemoDigits) -> tuple[
         without = memory.without(mask).predict(model, data.x[index : index + 1])[0]
         answers.append(
             DemoAnswer(
-                title, row, data.images[index], int(data.labels[index]), query, spot.prediction[query], answer.hits,
+                title, row, data.images[index], int(data.labels[index]), query, spot.prediction[query], hits,
                 answer.groups["label"], recalled, answer.timeline, mask, without,
             )
         )  # fmt: skip
-    return answers, spot.top(CURVE, layer=LAYER)
+    return answers, spot.top(CURVE, layer=LAYER, per="slot")
 
 
 def print_answer(console: Console, answer: DemoAnswer) -> None:

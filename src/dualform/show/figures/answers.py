@@ -1,5 +1,6 @@
 """Figures of answers: the training examples, groups and times that a prediction is made of."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.explain import Groups, Hits, Timeline
+from dualform.explain import ExampleHit, Groups, Hits, Timeline
 from dualform.types import Score
 
 from ..text import ends, parts, same_digits
@@ -27,7 +28,7 @@ def top(
 
     ``images`` are the training images in the order of the noted column ``index``, ``asked`` the images of the queries.
     """
-    n, k = len(hits), min(shown, hits.slots.shape[1])
+    n, k = len(hits), min(shown, hits.weight.shape[1])
     if "index" not in hits.columns.column_names:
         raise QueryError(
             f"training images are found by the column 'index', which is not among {hits.columns.column_names}. Note it "
@@ -42,9 +43,12 @@ def top(
         adds = same_digits(hit.contribution for hit in rows)
         for axis, hit, add in zip(axes[query, before:], rows, adds, strict=True):
             about = [f"label {hit.label}"] if "label" in hit.columns else []
-            below = "\n".join([f"α = {hit.weight:.3g}", *about, f"#{hit.index}, step {hit.step}"])
+            weight = [] if math.isnan(hit.weight) else [f"α = {hit.weight:.3g}"]
+            when = f"seen {hit.visits} ×" if isinstance(hit, ExampleHit) else f"step {hit.step}"
+            below = "\n".join([*weight, *about, f"#{hit.index}, {when}"])
             picture(axis, images[hit.index], below, None, head=add)
-    figure.suptitle(f"What each training image adds to {hits.target} (layer {hits.layer})", fontsize=10, wrap=True)
+    place = f"layer {hits.layer}" if hits.layer else "whole network"
+    figure.suptitle(f"What each training image adds to {hits.target} ({place})", fontsize=10, wrap=True)
     return figure
 
 

@@ -3,11 +3,25 @@
 from .outputs import logits_at_end, need_logits
 from .tables import caption, certificate_table, columns_table, disk_table, groups_table, hits_table, layers_table
 from .terminal import examples_view
-from .words import FIRST_ORDER, MASKED, disk_files, disk_size, ends, parts, plain, same_digits, size, sum_check, unit
+from .words import (
+    FIRST_ORDER,
+    MASKED,
+    WHOLE_NETWORK,
+    disk_files,
+    disk_size,
+    ends,
+    parts,
+    plain,
+    same_digits,
+    size,
+    sum_check,
+    unit,
+)
 
 __all__ = [
     "FIRST_ORDER",
     "MASKED",
+    "WHOLE_NETWORK",
     "caption",
     "certificate_table",
     "columns_table",

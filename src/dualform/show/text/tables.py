@@ -1,9 +1,12 @@
 """Answers as tables for the terminal."""
 
+import math
+from typing import Any
+
 from rich import box
 from rich.table import Table
 
-from dualform.explain import Certificate, Groups, Hits, Memory
+from dualform.explain import Certificate, ExampleHits, Groups, Hits, Memory
 
 from .terminal import bar
 from .words import disk_files, ends, plain, same_digits, size, unit
@@ -13,19 +16,36 @@ OURS = ("visit", "row", "step")
 
 
 def hits_table(hits: Hits) -> Table:
-    """The top slots of one query, one row each."""
+    """The top examples, visits or slots of one query, one row each."""
     rows = list(hits)
     noted = [name for name in hits.columns.column_names if name not in OURS]
-    position = ["position"] if any(hit.position for hit in rows) else []  # an example with one row has no other
-    table = _table("rank", *noted, "step", *position, right=True)
-    table.add_column(_adds(hits.target), justify="right")
-    table.add_column("weight α", justify="right")
-    adds, alphas = same_digits(hit.contribution for hit in rows), same_digits(hit.weight for hit in rows)
-    for hit, add, alpha in zip(rows, adds, alphas, strict=True):
+    places = _places(hits)
+    table = _table("rank", *noted, *places, right=True)
+    scores = {_adds(hits.target): [hit.contribution for hit in rows], "weight α": [hit.weight for hit in rows]}
+    if hits.per != "slot":
+        scores = {name: values for name, values in scores.items() if not all(map(math.isnan, values))}
+    for name in scores:
+        table.add_column(name, justify="right")
+    numbers = [same_digits(values) for values in scores.values()]
+    for place, hit in enumerate(rows):
         noted_values = ["?" if hit.columns[name] is None else hit.columns[name] for name in noted]
-        place = [hit.position] if position else []
-        table.add_row(*map(str, [hit.rank + 1, *noted_values, hit.step, *place]), add, alpha)
+        own = [column[place] for column in places.values()]
+        table.add_row(*map(str, [hit.rank + 1, *noted_values, *own]), *(column[place] for column in numbers))
     return table
+
+
+def _places(hits: Hits) -> dict[str, list[Any]]:
+    """Where in training the hits of a query are, by the names of the columns."""
+    rows = list(hits)
+    if isinstance(hits, ExampleHits):
+        return {
+            "visits": [hit.visits for hit in rows],
+            "steps": [f"{hit.first_step} – {hit.last_step}" for hit in rows],
+        }
+    places = {"step": [hit.step for hit in rows]}
+    if hits.per == "slot" and any(hit.position for hit in rows):  # an example with one row has no other
+        places["position"] = [hit.position for hit in rows]
+    return places
 
 
 def groups_table(groups: Groups, query: int = 0, shown: int = 10) -> Table:

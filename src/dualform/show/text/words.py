@@ -10,6 +10,10 @@ MASKED = (
     "A mask removes direct contributions with everything else held fixed. It shows what the weights are made of, not "
     "what training without these examples would have produced."
 )
+WHOLE_NETWORK = (
+    "Each number is the first-order effect of taking the example out of all layers at once. The parts of several "
+    "layers do not add up to the logit; those of one layer do: --layer."
+)
 FIRST_ORDER = (
     "This is not the last layer, so contributions are followed through later layers to first order. The parts still "
     "sum to the layer's own part."
@@ -34,8 +38,13 @@ def same_digits(values: Iterable[float], least: int = 2) -> list[str]:
 
 
 def parts(groups: Groups, query: int = 0) -> dict[str, float]:
-    """The parts that sum to the layer's contribution, by name."""
-    assert groups.bias is not None and groups.initial is not None
+    """The parts that sum to the total, by name."""
+    assert groups.initial is not None
+    if groups.bias is None:
+        return {
+            "training": float(groups.values[query].sum()),
+            "initial weights and what is not explained": float(groups.initial[query]),
+        }
     return {
         "training, in the weights": float(groups.values[query].sum()),
         "training, in the bias": float(groups.bias[query].sum()),
@@ -48,10 +57,10 @@ def sum_check(groups: Groups, query: int = 0) -> str:
     assert groups.total is not None and groups.residual is not None
     *numbers, total = same_digits([*parts(groups, query).values(), float(groups.total[query])])
     named = " ".join(f"{number} ({name})" for number, name in zip(numbers, parts(groups, query), strict=True))
-    return (
-        f"The parts sum to the whole: {named} = {total}, everything that layer {groups.layer} adds to "
-        f"{groups.target}; residual {float(groups.residual[query]):+.0e}."
-    )
+    what = f"everything that layer {groups.layer} adds to {groups.target}"
+    if not groups.layer:
+        what = f"the first-order effect of all explained layers together on {groups.target}"
+    return f"The parts sum to the whole: {named} = {total}, {what}; residual {float(groups.residual[query]):+.0e}."
 
 
 def plain(value: float) -> str:

@@ -242,7 +242,7 @@ def _answer(
     key = ("answer", *key, target, question.step, question.by, question.each)
 
     def work(progress: Progress) -> ScanAnswers:
-        return spot.ask(question.layer, progress=progress, **options)
+        return spot.ask(question.layer, per="slot", progress=progress, **options)
 
     seconds = explorer.scan_seconds(question.layer, question.score)
     title = f"what each visit adds through layer {question.layer}"

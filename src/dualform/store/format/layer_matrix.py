@@ -87,7 +87,7 @@ class LayerMatrix:
 
     def outer(self, keys: Shaped[Tensor, "n m k"], errors: Float[Tensor, "n m d_out"]) -> Float[Tensor, "n d_out w"]:
         """The gradient of the matrix, the sum of e kᵀ over the rows; one for each of n examples."""
-        if self.layer.indexed:
+        if self.layer.indexed and keys.shape[-1] == 1:
             out = errors.new_zeros(len(keys), self.layer.width, self.layer.d_out)
             for gradient, numbers, error in zip(out, keys, errors, strict=True):
                 gradient.index_add_(0, numbers[:, 0].long(), error)
@@ -110,10 +110,13 @@ class LayerMatrix:
     def weights(
         self, keys: Float[Tensor, "m k"], queries: Float[Tensor, "r k"], out: Float[Tensor, "r m"] | None = None
     ) -> Float[Tensor, "r m"]:
-        r"""The attention weights :math:`\alpha = k \cdot q`; for one-hot keys 1 where the row number is the same."""
+        r"""The attention weights :math:`\alpha = k \cdot q`; for one-hot keys 1 where the row number is the same, or
+        the entry with that number where queries are written out.
+        """
         if not self.layer.indexed:
             return torch.mm(queries, keys.mT, out=out)
-        weights = (queries == keys.mT).to(queries.dtype)
+        written_out = queries.shape[1] > 1
+        weights = queries[:, keys[:, 0].long()] if written_out else (queries == keys.mT).to(queries.dtype)
         return weights if out is None else out.copy_(weights)
 
     def apply(

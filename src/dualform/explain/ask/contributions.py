@@ -19,10 +19,10 @@ from dualform.progress import OnProgress
 from dualform.store import KeySumsKey, SplitKey, Store, assemble_matrix
 from dualform.types import LayerInfo, ParameterSplit
 
-from .answers import Groups
-from .groups import GroupAndPosition, GroupOfSlot, group_slots
-from .query import Question, apply, is_preconditioned
-from .weights import LARGEST, is_shared
+from ..answers import Groups
+from ..groups import GroupAndPosition, GroupOfSlot, group_slots
+from ..query import Question, apply, is_preconditioned
+from ..weights import LARGEST, is_shared
 
 A_GROUP = 4e6
 """Multiplications that take as long as the fixed cost of one more group of a ledger."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from dualform.engine import TopSlots, coefficients
 from dualform.store import LayerMatrix, Store
 
-from .answers import Hits
-from .query import Question, is_preconditioned
+from ..query import Question, is_preconditioned
+from .answers import SlotHits
 
 
-def hits_of(question: Question, best: TopSlots) -> Hits:
+def slot_hits(question: Question, best: TopSlots) -> SlotHits:
     """The best slots of each query, with their weights, contributions and the columns of their visits."""
     calls, best_slots = question.store.calls(question.info.name), best.slot.numpy()
     n = len(best_slots)
@@ -25,17 +25,19 @@ def hits_of(question: Question, best: TopSlots) -> Hits:
         contribution = best.scores[:, : slots.shape[1]].to(weight.dtype)
     visits = calls.visits_of(flat) if len(flat) else flat
     columns = visit_columns(question.store, visits)
-    return Hits(
+    return SlotHits(
         question.module.name,
         question.score,
         question.target,
-        _by_query(slots, n),
-        _by_query(calls.step[calls.calls_of(flat)], n),
-        _by_query(calls.positions_of(flat), n),
-        _by_query(visits, n),
         weight,
         contribution,
         columns,
+        (),
+        "",
+        slots=_by_query(slots, n),
+        steps=_by_query(calls.step[calls.calls_of(flat)], n),
+        positions=_by_query(calls.positions_of(flat), n),
+        visits=_by_query(visits, n),
     )
 
 

@@ -1,0 +1,15 @@
+"""Questions to one layer or to the whole network: what is asked, the pass over the slots, and the answers."""
+
+from .asked import AskedQuestions, ScanAnswers, require_count
+from .one_layer import ask_layer, step_coefficients, sum_layer_weights
+from .whole_network import ask_network
+
+__all__ = [
+    "AskedQuestions",
+    "ScanAnswers",
+    "ask_layer",
+    "ask_network",
+    "require_count",
+    "step_coefficients",
+    "sum_layer_weights",
+]
