@@ -73,7 +73,7 @@ def test_ask_prints_the_numbers_of_python_and_nothing_else(recorded, tmp_path):
     assert printed["rows"] == [0, 7] and printed["step"] == 30
     np.testing.assert_allclose(printed["output"], spot.prediction.detach(), rtol=1e-6)
     expected = spot.ask("fc1", top=3, by=["label"], per="example")
-    assert expected.hits is not None and expected.hits.per == printed["answer"]["hits"]["per"]
+    assert expected.hits is not None and expected.hits.per == printed["per"]
     assert len(printed["notes"]) == 2 and "everything else held fixed" in printed["notes"][1]
     hits = pd.DataFrame(printed["answer"]["hits"]["rows"])
     np.testing.assert_allclose(hits["contribution"], expected.hits.to_pandas()["contribution"], rtol=1e-6)

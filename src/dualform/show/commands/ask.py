@@ -106,20 +106,20 @@ def print_answers(
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
     notes = [WHOLE_NETWORK] if question.layer is None else [FIRST_ORDER] if question.layer != memory.layers[-1] else []
-    if json:
-        about = {"memory": memory.path, "step": memory.step, "rows": rows, "output": spot.prediction, "answer": answer}
-        without = {} if masked is None else {"output_without": masked}
-        print_json({**about, **without, "notes": notes if masked is None else [*notes, MASKED]})
-        return
     hits = answer.hits
+    if hits.left_out:
+        notes.append(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.")
+    if hits.remark:
+        notes.append(hits.remark)
+    if json:
+        about = {"memory": memory.path, "step": memory.step, "per": hits.per, "rows": rows, "output": spot.prediction}
+        without = {} if masked is None else {"output_without": masked}
+        print_json({**about, **without, "answer": answer, "notes": notes if masked is None else [*notes, MASKED]})
+        return
     place = "the whole network" if question.layer is None else f"layer {question.layer}"
     console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
     for note in notes:
-        console.print(note)
-    if hits.left_out:
-        console.print(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.", markup=False)
-    if hits.remark:
-        console.print(hits.remark, markup=False)
+        console.print(note, markup=False)
     for number, row in enumerate(rows):
         console.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, number, question.classes)}")
         if question.inputs is not None:
