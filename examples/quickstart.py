@@ -22,8 +22,8 @@ with dualform.record(model, optimizer, "runs/quickstart", overwrite=True) as tap
 memory = dualform.open("runs/quickstart")
 spot = memory.attend(model, x[test[:1]])
 print(f"a {labels[test[0]]}, and the network says {spot.prediction.argmax()}, made of:")
-for hit in spot.top(3, layer="fc2", per="slot"):
-    print(f"image {hit.index}, a {hit.label}, seen at step {hit.step}, adds {hit.contribution:+.3f} to the logit")
-totals = spot.by("label", layer="fc2")
+for hit in spot.top(3):  # training examples, over the whole network to first order
+    print(f"image {hit.index}, a {hit.label}, adds {hit.contribution:+.3f} to the logit")
+totals = spot.by("label", layer="fc2")  # the exact account of the last layer
 print("by label:", {name: round(value, 1) for name, value in totals.largest(3)[0]})
 print(f"the parts sum to {totals.total[0]:.3f}, the residual is {totals.residual[0]:.0e}")

@@ -18,7 +18,7 @@ from .run_log import RunKeeper, RunPass
 from .shards import ShardBuilder, SizeReport
 from .slots import Batch, ModelCall
 from .state import state_tensors
-from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit
+from .training import BackwardHooks, Clock, LedgerStep, ParameterUpdate, RuleAudit, WarmUpReport
 from .verify import Marks, probe_gradients
 
 FINE = torch.finfo(torch.float64).eps
@@ -50,7 +50,7 @@ class StepHooks(OptimizerHooks):
         self._passes: list[RunPass] = []
         """The passes of the step under way, as recorded layers have seen them."""
         self._demotion = Demotion(backward_hooks, shard_builder, marks)
-        self._rule_audit = RuleAudit(marks)
+        self._rule_audit, self._warm_up = RuleAudit(marks), WarmUpReport(sizes.say)
         self._updates: list[ParameterUpdate] | None = None
         self._ledger_steps: list[LedgerStep] = []
         self._last_rule: tuple[Rule | None, bool] = None, False
@@ -177,6 +177,7 @@ class StepHooks(OptimizerHooks):
             update.follower.passes, update.follower.moved = [], True
         self.outside.unfinished_step.end()
         self.sizes.take(self.clock.step, updates)
+        self._warm_up.take(rule, updates)
         # no other optimiser is likely to join in this step; all processes must find the same
         all_joined = self._all_stepped or (self.backward_hooks.ranks.alone and not self.backward_hooks.waiting)
         self.shard_builder.add(self.clock.step, updates, all_joined)

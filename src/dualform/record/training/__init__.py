@@ -6,6 +6,7 @@ from .live_ledger import LedgerStep, LiveLedger, states_by_name
 from .outside_changes import OutsideChanges
 from .parameter_step import NewBatch, ParameterUpdate, factors_of, line_of, new_batches, scales_of
 from .rule_audit import RuleAudit
+from .warm_up import WarmUpReport
 
 __all__ = [
     "BackwardHooks",
@@ -16,6 +17,7 @@ __all__ = [
     "OutsideChanges",
     "ParameterUpdate",
     "RuleAudit",
+    "WarmUpReport",
     "factors_of",
     "line_of",
     "new_batches",
