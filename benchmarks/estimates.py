@@ -20,6 +20,7 @@ from paper_run import machine, save
 from torch import nn
 
 import dualform
+from dualform import progress
 from dualform.models import MLP
 from dualform.progress import LONG, PassTime
 
@@ -67,7 +68,7 @@ def main():
     )
     options.add_argument("--reuse", action="store_true", help="take memories of an earlier run that are in the folder")
     asked = options.parse_args()
-    dualform.progress.LONG = asked.least
+    progress.LONG = asked.least
     torch.set_num_threads(1)
     torch.manual_seed(0)
     y = torch.arange(EXAMPLES) % 10
@@ -112,7 +113,7 @@ def main():
     lines, within = [], []
     for name, operation in operations.items():
         clock = time.perf_counter if "at a time" in name else time.process_time
-        dualform.progress.PassTime = partial(PassTime, clock=clock)
+        progress.PassTime = partial(PassTime, clock=clock)
         begin = clock()
         with redirect_stderr(Heard(clock)) as heard:
             operation()
