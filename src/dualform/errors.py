@@ -25,6 +25,7 @@
     │   ├── ModelMismatch           a model that is not the one recorded
     │   ├── FrozenWeights           frozen weights that only the model holds
     │   ├── HorizonError            a step that is not in the memory
+    │   ├── ConsentNeeded           a recipe that names code which is not dualform's own
     │   └── RetrainingFailed        a training in a process of its own ended without a result
     ├── SizeError                   sizes of a layer that do not fit together
     ├── UnknownLayer                a layer, or an option of one, that is not in the table
@@ -139,6 +140,10 @@ class FrozenWeights(AskError):
 
 class HorizonError(AskError):
     """The memory cannot be read at that step."""
+
+
+class ConsentNeeded(AskError):
+    """The recipe of a memory names code of others, and the user has not agreed to run it."""
 
 
 class RetrainingFailed(AskError):

@@ -20,7 +20,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, IterableDataset
 
 import dualform
-from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
+from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, QueryError, RecordError
 from dualform.record.shards.shard_builder import ShardBuilder
 from dualform.types import Ended
 
@@ -629,6 +629,16 @@ def test_a_callback_that_was_removed_records_nothing(tmp_path):
     run.remove_callback(callback)
     run.train()
     assert run.keys == {"input_ids", "labels"} and not (tmp_path / "memory").exists()
+
+
+def test_the_recipe_is_kept_and_a_wrong_one_is_refused_before_training(tmp_path):
+    model = llama()
+    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": ["a", "b"]})
+    trainer(tmp_path, model, callback).train()
+    recipe = opened(tmp_path).recipe
+    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", ("a", "b"))
+    with pytest.raises(QueryError, match="has no 'modle'"):
+        recorder(tmp_path, describe={"modle": "train:make_model"})
 
 
 def test_the_options_are_those_of_record(tmp_path):

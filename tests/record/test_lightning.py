@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import dualform
-from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, RecordError
+from dualform.errors import MemoryExists, MemoryNotFound, MissingExtra, NoteError, QueryError, RecordError
 from dualform.record.shards.shard_builder import ShardBuilder
 from dualform.types import Ended
 
@@ -498,3 +498,13 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "dualform.record.lightning")
     with pytest.raises(MissingExtra, match=r"pip install 'dualform\[lightning\]'"):
         import_module("dualform.record.lightning")
+
+
+def test_the_recipe_is_kept_and_a_wrong_one_is_refused_before_training(tmp_path):
+    model = module()
+    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": ["a", "b"]})
+    trainer(callback).fit(model, loader())
+    recipe = opened(tmp_path).recipe
+    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", ("a", "b"))
+    with pytest.raises(QueryError, match="has no 'modle'"):
+        recorder(tmp_path, describe={"modle": "train:make_model"})

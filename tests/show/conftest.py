@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dualform.data.reading import WordVocabulary
 from dualform.explain import Memory, open_memory
 from dualform.models import MLP, LSTMLanguageModel, SeriesClassifier, ViT
 from dualform.record import record
 from dualform.show.commands import demo
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.views.explorer import Explorer
 
 

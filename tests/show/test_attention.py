@@ -10,11 +10,11 @@ from serving import serving
 from torch import Tensor, nn
 
 from dualform.attention import ATTENTIONS, Heads, build
+from dualform.data.reading import WordVocabulary
 from dualform.errors import QueryError
 from dualform.explain import open_memory
 from dualform.models import TransformerLM, ViT
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.views.allocation import ThroughTraining
 from dualform.show.views.attention import AttentionQuestion, attention
 from dualform.show.views.explorer import ExamplePlace, Explorer

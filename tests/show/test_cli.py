@@ -128,18 +128,24 @@ def test_ask_says_the_top_examples_the_totals_their_unit_and_the_residual(record
     result = call("ask", recorded.path, "--model", MODEL, "--data", data, "--rows", "0,7", "-k", 3)
     assert result.exit_code == 0, result.stderr
     spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]])
-    hits = spot.top(3, layer="fc2", per="slot")
-    for query in (0, 1):
-        assert f"{float(hits.contribution[query, 0]):+.2f}" in result.stdout
+    for hit in (next(iter(spot.top(3)[query])) for query in (0, 1)):
+        assert f"{hit.contribution:+.2f}" in result.stdout
     for words in (
+        "the whole network; examples ordered by",
+        "out of all layers at once",
         "row 0:",
         "row 7:",
         "adds to the logit of the predicted class",
+        "visits",
         "sum to the whole",
         "residual",
-        "weight α",
     ):
         assert words in " ".join(result.stdout.split()), words
+    one_layer = call("ask", recorded.path, "--model", MODEL, "--data", data, "--layer", "fc2", "--per", "slot", "-k", 3)
+    slot = next(iter(spot.top(3, layer="fc2", per="slot")))
+    assert f"{slot.contribution:+.2f}" in one_layer.stdout and "weight α" in one_layer.stdout
+    later = call("ask", recorded.path, "--model", MODEL, "--data", data, "--per", "visit", "-k", 1, "--after", 29)
+    assert f" {next(iter(spot.top(1, per='visit', after=29))).contribution:+.2f}" in later.stdout
 
 
 @pytest.mark.parametrize("score", ["contribution", "weight", "abs"])
@@ -159,7 +165,7 @@ def test_ask_explains_the_margin_and_the_loss_of_the_labels_in_the_file(recorded
     result = call(*ask, "--data", tmp_path / "x.npz", "--target", "loss")
     assert result.exit_code == 0, result.stderr
     spot = recorded.memory.attend(recorded.model, recorded.x[[0, 7]], target="loss", labels=recorded.labels[[0, 7]])
-    hits = spot.top(3, layer="fc2", per="slot")
+    hits = spot.top(3)
     assert all(f"{float(value):+.2f}" in result.stdout for value in hits.contribution[:, 0])
     assert "the loss of the given label" in " ".join(result.stdout.split())
     assert "has no labels" in call(*ask, "--data", data, "--target", "margin").stderr

@@ -1,11 +1,14 @@
 """The demo runs, runs again, and shows a mistake where there is one."""
 
+import shlex
+
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dualform.explain import open_memory
-from dualform.show.commands import demo
+from dualform.show.commands import cli, demo
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,15 @@ def test_it_leaves_a_report_figures_and_what_is_needed_to_go_on(twice):
         "totals-2.png",
         "timeline-2.png",
     } <= names
+
+
+def test_the_memory_says_how_its_model_is_made_and_where_the_digits_are(twice):
+    """So the commands that the demo prints need nothing but the path."""
+    out, _, _ = twice
+    words = next(shlex.split(line) for line in demo.commands(out) if " ask " in line)
+    result = CliRunner().invoke(cli.app, words[words.index("ask") :])
+    assert result.exit_code == 0 and "row 1:" in result.stdout, result.output
+    assert not [word for line in demo.commands(out) for word in shlex.split(line) if word in ("--model", "--data")]
 
 
 def test_it_says_how_exact_it_is_what_sums_to_what_and_what_a_mask_is(twice):

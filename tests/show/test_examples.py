@@ -4,6 +4,7 @@ import json
 from io import BytesIO
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -12,10 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from dualform.data import read
+from dualform.data.reading import ByteVocabulary, WordVocabulary
 from dualform.errors import DataNotFound, QueryError
 from dualform.models import SeriesClassifier
 from dualform.show.examples import Examples, is_series, load_examples, load_vocabulary, png, read_picture
-from dualform.show.examples.vocabulary import ByteVocabulary, WordVocabulary
 from dualform.show.inputs import together
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
@@ -191,6 +193,57 @@ def test_examples_come_from_files_factories_and_data_sets(tmp_path, monkeypatch)
 
 
 WAVES, ENDED = torch.rand(6, 9, 4), torch.arange(9) >= torch.tensor([9, 4, 2, 9, 9, 1]).unsqueeze(1)
+
+
+def frame():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    return pandas.DataFrame({"a": [1.0, 2.0], "b": [0.5, 3.0], "label": ["x", "y"]})
+
+
+def test_a_factory_may_return_a_table_and_its_rows_are_shown_as_they_stand_there():
+    examples = load_examples(f"{__name__}:frame", nn.Linear(2, 2))
+    assert examples.kind == "numbers" and examples.shown(1).words == ("a 2", "b 3") and examples.label(1) == 1
+    columns = read(frame(), scale=True).columns
+    scaled = load_examples(frame(), nn.Linear(2, 2).double(), columns=columns, rows=[1])
+    assert scaled.inputs.tolist() == [[1.0, 1.0]] and scaled.shown(0).words == ("a 2", "b 3")
+    assert scaled.shown(0).alt.endswith("a 2, b 3") and scaled.shown(0).numbers == (2.0, 3.0)
+
+
+class Tagger(nn.Module):
+    """Takes tokens as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 2)
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.embedding(input_ids)
+
+
+def test_texts_of_a_table_come_with_the_mask_that_the_model_takes():
+    texts = pa.table({"text": ["ab", "abcd"], "label": [0, 1]})
+    examples = load_examples(texts, Tagger(), vocabulary=ByteVocabulary())
+    assert examples.others["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert examples.shown(0).tokens == ("a", "b"), "padding is not shown"
+    bare = load_examples(texts, nn.Embedding(256, 2), vocabulary=ByteVocabulary())
+    assert not bare.others and bare.shown(0).tokens == ("a", "b") and bare.only([1, 0]).shown(1).tokens == ("a", "b")
+
+
+def test_columns_of_whole_numbers_are_tokens_for_an_embedding():
+    table = pa.table({"t0": [1, 2], "t1": [3, 0]})
+    assert load_examples(table, nn.Embedding(4, 2)).inputs.dtype == torch.int64
+    assert load_examples(table, nn.Linear(2, 2)).inputs.dtype == torch.float32
+
+
+def test_some_examples_are_those_rows(tmp_path):
+    examples = load_examples(f"{__name__}:pairs", MODEL)
+    some = examples.only([4, -1])
+    torch.testing.assert_close(some.rows([0, 1]), X[[4, 5]])
+    assert [some.label(i) for i in range(2)] == [1, 2] and len(examples.only(slice(0, 4))) == 4
+    stream = Examples(torch.arange(50), length=10).only([7])
+    assert not stream.is_stream and stream.rows([0]).tolist() == [list(range(7, 17))]
+    with pytest.raises(QueryError, match="no row 6: it holds 6 rows"):
+        examples.only([6])
 
 
 def by_name() -> dict:

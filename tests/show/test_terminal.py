@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dualform.data.reading import WordVocabulary
 from dualform.show.examples import Examples
-from dualform.show.examples.vocabulary import WordVocabulary
 from dualform.show.text.terminal import bar, examples_view, passage, picture, spark
 
 

@@ -4,6 +4,7 @@ from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
 from .indexed import IndexedCollate, IndexedDataset, indexed, indexed_collate
+from .reading import Columns, DataRows, Vocabulary, columns_of, load_vocabulary, read
 from .reference import ReferenceSplit, Scale, reference_images
 from .reviews import ByteTexts, Reviews, as_bytes, reviews
 from .series import Series, series, standardised
@@ -14,6 +15,8 @@ __all__ = [
     "FASHION",
     "OBJECTS",
     "ByteTexts",
+    "Columns",
+    "DataRows",
     "Images",
     "IndexedCollate",
     "IndexedDataset",
@@ -22,15 +25,19 @@ __all__ = [
     "Scale",
     "Series",
     "Stories",
+    "Vocabulary",
     "aesop",
     "as_bytes",
     "cifar10",
+    "columns_of",
     "data_file",
     "digits",
     "fashion_mnist",
     "indexed",
     "indexed_collate",
+    "load_vocabulary",
     "mnist",
+    "read",
     "reference_images",
     "reference_scale",
     "reviews",

@@ -16,7 +16,7 @@ from dualform.errors import FilterError, HorizonError, ModelMismatch, QueryError
 from dualform.progress import Progress, bar
 from dualform.replay import Checkpoint, Data, Losses, MakeOptimizer, take_survey
 from dualform.rules import Rule
-from dualform.store import Store, outside_inference_mode
+from dualform.store import Recipe, Store, outside_inference_mode
 from dualform.types import DType, Mark
 
 from .filters import Filter, matching, named
@@ -107,6 +107,11 @@ class Memory:
     def path(self) -> Path:
         """The folder of the memory."""
         return self.store.path
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the model is made and where its examples are, as plain text, if ``tape.describe`` was told."""
+        return self.store.manifest.recipe
 
     @property
     def step(self) -> int:

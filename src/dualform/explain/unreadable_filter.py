@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-Columns = Sequence[str]
+ColumnNames = Sequence[str]
 
 SEMICOLON = "it holds more than one statement"
 
 
-def unreadable(text: str, error: str, columns: Columns) -> str:
+def unreadable(text: str, error: str, columns: ColumnNames) -> str:
     """The message for a filter, from the database's ``error``: what is wrong, the columns there are, an example."""
     if not text.strip():
         return f"cannot read the filter {text!r}: it is empty. {_advice(columns)}"
@@ -20,13 +20,13 @@ def unreadable(text: str, error: str, columns: Columns) -> str:
     return f"cannot read the filter {text!r}: {reason.rstrip('.!')}. {_advice(columns)}"
 
 
-def _advice(columns: Columns) -> str:
+def _advice(columns: ColumnNames) -> str:
     number = next((name for name in ("label", "index") if name in columns), "step")
     example = f"{number} = 3 and step < 100" if number != "step" else "step < 100"
     return f"Write one condition on the columns {list(columns)}, such as {example!r}."
 
 
-def _unknown_column(match: re.Match, text: str, columns: Columns) -> str:
+def _unknown_column(match: re.Match, text: str, columns: ColumnNames) -> str:
     name = match[1]
     if f'"{name}"' in text:
         column = next((column for column in columns if column in text), "source")
@@ -35,42 +35,42 @@ def _unknown_column(match: re.Match, text: str, columns: Columns) -> str:
     return f"there is no column '{name}'." + (f" Do you mean '{similar[0]}'?" if similar else "")
 
 
-def _unknown_table(match: re.Match, text: str, columns: Columns) -> str:
+def _unknown_table(match: re.Match, text: str, columns: ColumnNames) -> str:
     return f"there is no table '{match[1]}', only the columns of the visits."
 
 
-def _wrong_type(match: re.Match, text: str, columns: Columns) -> str:
+def _wrong_type(match: re.Match, text: str, columns: ColumnNames) -> str:
     value, kind = match[1], KINDS.get(match[2].rstrip("0123456789"), match[2])
     if column := match[3]:
         return f"column '{column}' holds {value!r}, which is not {kind}; compare it with a value in single quotes."
     return f"{value!r} is not {kind}, and it is compared with a column that holds nothing else."
 
 
-def _wrong_kinds(match: re.Match, text: str, columns: Columns) -> str:
+def _wrong_kinds(match: re.Match, text: str, columns: ColumnNames) -> str:
     return "it compares a column with a value of another kind, or gives a function a value of the wrong kind."
 
 
-def _unknown_function(match: re.Match, text: str, columns: Columns) -> str:
+def _unknown_function(match: re.Match, text: str, columns: ColumnNames) -> str:
     return f"there is no function '{match[1]}'."
 
 
-def _table_function(match: re.Match, text: str, columns: Columns) -> str:
+def _table_function(match: re.Match, text: str, columns: ColumnNames) -> str:
     return f"'{match[1]}' reads a table from elsewhere, and a filter sees the visits alone."
 
 
-def _parameter(match: re.Match, text: str, columns: Columns) -> str:
+def _parameter(match: re.Match, text: str, columns: ColumnNames) -> str:
     return "it has a placeholder ($ or ?) in place of a value."
 
 
-def _over_all_visits(match: re.Match, text: str, columns: Columns) -> str:
+def _over_all_visits(match: re.Match, text: str, columns: ColumnNames) -> str:
     return "it sums or counts over visits, and a condition is about one visit."
 
 
-def _unfinished_text(match: re.Match, text: str, columns: Columns) -> str:
+def _unfinished_text(match: re.Match, text: str, columns: ColumnNames) -> str:
     return "a quote is opened and never closed."
 
 
-def _syntax(match: re.Match, text: str, columns: Columns) -> str:
+def _syntax(match: re.Match, text: str, columns: ColumnNames) -> str:
     if text.count("(") != text.count(")"):
         return "it does not close every bracket that it opens, or closes one too many."
     word = match[1]
@@ -87,7 +87,7 @@ KINDS = {
 }  # fmt: skip
 """What the database calls a value, in words. Sizes in bits are left out."""
 
-REASONS: list[tuple[str, Callable[[re.Match, str, Columns], str]]] = [
+REASONS: list[tuple[str, Callable[[re.Match, str, ColumnNames], str]]] = [
     (r'Referenced column "(.*?)" not found', _unknown_column),
     (r'Referenced table "(.*?)" not found', _unknown_table),
     (r"Could not convert string '(.*?)' to (\w+)(?: when casting from source column (\w+))?", _wrong_type),

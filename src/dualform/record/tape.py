@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from torch import nn, optim
 
+from dualform.data import Columns
 from dualform.engine import StoreView, certify
 from dualform.errors import DualformError, QueryError, RecordError, warn
 from dualform.progress import is_quiet
@@ -29,6 +30,7 @@ from dualform.store import (
 )
 from dualform.types import DType, Ended, Keep
 
+from .description import make_recipe, make_recipe_of
 from .distributed import find_ranks
 from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
@@ -62,6 +64,7 @@ def record(
     overwrite: bool = False,
     snapshot_every: int | None = None,
     replay: bool | int | str | None = None,
+    describe: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> "Tape":
     """Record a training loop: ``with dualform.record(model, optimizer, "runs/mnist") as tape: …``.
@@ -83,6 +86,7 @@ def record(
     - ``snapshot_every``: how often the rest is kept; by default as often as costs about a megabyte a step.
     - ``replay``: keep what training needs to run again beside ``keep``: settings and random numbers of every step, and
       whole states, as many as fit into a size such as "2 GB" (``True``: ten). Note the ``index`` of every example.
+    - ``describe``: how the model is made and where its examples are, as a dict of the options of :meth:`Tape.describe`.
     """
     optimizers = plain_optimizers(optimizer)
     if dtype not in STORED:
@@ -105,6 +109,7 @@ def record(
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
     options = RecordOptions(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress, kept_for_replay)
+    options = replace(options, recipe=make_recipe_of(options.path, describe))
     tape = Tape(plan, optimizers, averaged, options)
     tape.replan = replan
     return tape
@@ -155,6 +160,40 @@ class Tape:
         """The same for trainers, which may skip a batch: replaces a note that no forward pass has followed."""
         self._need_running()
         self.interrupts.around(self._recorder.notes.note)(columns, True)
+
+    def describe(
+        self,
+        *,
+        model: str | None = None,
+        train: Any = None,
+        test: Any = None,
+        classes: str | Sequence[str] | None = None,
+        tokenizer: str | os.PathLike | None = None,
+        columns: Columns | str | Sequence[str] | None = None,
+        index: str | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Keep in the memory how its model is made and where its examples are, so that a path is enough later:
+        ``tape.describe(model="train:make_model", train="train.npz", test="test.npz", classes=["cat", "dog"])``, then
+        ``dualform serve runs/mine``. It is kept as text, and replaces what was described before.
+
+        - ``model``: ``package.module:factory``, with literal arguments in parentheses if it takes any.
+        - ``train``, ``test``: examples in index order: a file, the folder of a saved data set, a factory, or what
+          ``dualform.data.read`` made of a file.
+        - ``classes``: their names. ``tokenizer``: the vocabulary of token ids: ``"bytes"`` or a file. ``index``: the
+          noted column that holds the index of an example (``"index"``). ``length``: tokens per example of a text.
+        - ``columns``: the columns of a table in order, best as ``dualform.data.read(…).columns``, which also has the
+          words of categories and the mean and deviation of scaled columns. From ``train=dualform.data.read(…)`` they
+          are taken by themselves.
+        """
+        self._need_running()
+        recipe = make_recipe(
+            self.path, model=model, train=train, test=test, classes=classes, tokenizer=tokenizer, columns=columns,
+            index=index, length=length,
+        )  # fmt: skip
+        self.options = replace(self.options, recipe=recipe)
+        if self._ranks.first:
+            self.interrupts.around(self._recorder.shard_builder.writer.revise)({"recipe": recipe})
 
     def flush(self) -> None:
         """Return when all complete steps are on disk. Call it before you save a checkpoint; where several processes

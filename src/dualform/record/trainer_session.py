@@ -11,6 +11,7 @@ from torch import nn, optim
 
 from dualform.errors import MemoryExists, NoteError, RecordError
 
+from .description import make_recipe_of
 from .tape import Tape, record
 
 NotedColumns = str | Iterable[str] | Callable[[Any], Mapping[str, Any]]
@@ -22,6 +23,7 @@ class TrainerSession:
 
     def __init__(self, path: str | os.PathLike, columns: NotedColumns, options: Mapping[str, Any]) -> None:
         signature(record).bind(None, None, path, **options)  # reject a misspelt option now, not in the first step
+        make_recipe_of(Path(path), options.get("describe"))
         self.path, self._options = Path(path), dict(options)
         self._make_columns = columns if callable(columns) else None
         self.names: list[str] = [] if callable(columns) else [columns] if isinstance(columns, str) else list(columns)

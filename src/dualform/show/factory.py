@@ -1,6 +1,5 @@
 """Models from a name: ``package.module:factory``, with literal arguments if the factory takes any."""
 
-import ast
 import importlib
 import sys
 from pathlib import Path
@@ -11,50 +10,28 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dualform.errors import DataNotFound, ModelMismatch, QueryError
-
-HOW = "Write package.module:factory, as in 'train:make_model' or 'dualform.models:MLP(784, 128, 10)'."
+from dualform.store import FACTORY_FORM, parse_factory_name
 
 
 def make_model(name: str) -> nn.Module:
     """Import the factory (the working folder counts too) and call it: ``"dualform.models:MLP(784, 128, 10)"``."""
     model = call(name, "the model")
     if not isinstance(model, nn.Module):
-        raise QueryError(f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module. {HOW}")
+        raise QueryError(f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module. {FACTORY_FORM}")
     return model
 
 
 def call(name: str, role: str) -> Any:
     """The result of calling a factory; an object that cannot be called is returned itself."""
-    module_name, _, expression = name.partition(":")
-    path, args, kwargs = _read(name, role, expression)
+    parsed = parse_factory_name(name, role)
     try:
-        attribute: Any = _import(module_name)
-        for part in path.split("."):
+        attribute: Any = _import(parsed.module)
+        for part in parsed.path.split("."):
             attribute = getattr(attribute, part)
-        return attribute(*args, **kwargs) if callable(attribute) and not isinstance(attribute, nn.Module) else attribute
+        is_factory = callable(attribute) and not isinstance(attribute, nn.Module)
+        return attribute(*parsed.args, **dict(parsed.kwargs)) if is_factory else attribute
     except Exception as error:
-        raise QueryError(f"cannot make {role} '{name}': {type(error).__name__}: {error}. {HOW}") from error
-
-
-def is_name(text: str) -> bool:
-    """Whether a text looks like package.module:factory, and not like a file (which may begin with a drive, ``C:/``)."""
-    module, colon, rest = text.partition(":")
-    return bool(colon and rest) and rest[0] not in "/\\" and all(part.isidentifier() for part in module.split("."))
-
-
-def _read(name: str, role: str, expression: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Parse the dotted name and the arguments. Nothing is evaluated: arguments must be literals."""
-    try:
-        tree = ast.parse(expression, mode="eval").body
-        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
-        args = [ast.literal_eval(value) for value in call.args]
-        kwargs = {str(pair.arg): ast.literal_eval(pair.value) for pair in call.keywords}
-        path = ast.unparse(call.func)
-    except (SyntaxError, ValueError) as error:
-        raise QueryError(f"cannot read {role} '{name}'. {HOW}") from error
-    if not all(part.isidentifier() for part in path.split(".")):
-        raise QueryError(f"cannot read {role} '{name}'. {HOW}")
-    return path, args, kwargs
+        raise QueryError(f"cannot make {role} '{name}': {type(error).__name__}: {error}. {FACTORY_FORM}") from error
 
 
 def _import(module: str) -> Any:

@@ -130,6 +130,12 @@ class ShardWriter:
         self.manifest = replace(self.manifest, certificate={**certificate, "parameters": lines})
         self.manifest.save(self.folder)
 
+    def revise(self, fields: Mapping[str, Any]) -> None:
+        """Change fields of the manifest and save it, when all shards are on disk."""
+        self.wait()
+        self.manifest = replace(self.manifest, **fields)
+        self.manifest.save(self.folder)
+
     def end(self, ended: Ended) -> None:
         """Store how the recording ended, when all shards are on disk."""
         self.manifest = replace(self.manifest, ended=ended)

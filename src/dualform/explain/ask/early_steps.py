@@ -4,18 +4,16 @@ Adam divides each entry of the gradient by the root of its running square. In th
 but the gradient itself, so that every step is as large as the learning rate, however little the examples had to say.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from dualform.engine import Scores
-from dualform.store import Block, Store
+from dualform.store import Block
 from dualform.types import Score
-
-from ..hits import SlotHits
-from ..query import Question, is_preconditioned
 
 FIRST_STEPS = 5
 SHORTEST = 50
@@ -50,38 +48,26 @@ def _is_early(block: Block) -> Bool[np.ndarray, " m"]:
     return block.steps <= FIRST_STEPS
 
 
-def remark_of(store: Store, layers: Sequence[str], share: float, after: int) -> str:
+def remark_of(share: float, steps: int, rule: str, after: int) -> str:
     """A sentence, where the first steps under a rule such as Adam make up a large share of what is recalled."""
-    if not _is_worth_a_word(store, share, after):
+    if not _is_worth_a_word(share, steps, after):
         return ""
-    rule = next((name for layer in layers if (name := _rule_of(store, layer))), "Adam")
     return (
-        f"{share:.0%} of what is recalled here (Σ|contribution|) was put in by the first {FIRST_STEPS} of "
-        f"{store.steps:,} steps, in which {rule} makes every gradient large. after={FIRST_STEPS} leaves them out."
+        f"{share:.0%} of what is recalled here (Σ|contribution|) was put in by the first {FIRST_STEPS} of {steps:,} "
+        f"steps, in which {rule} makes every gradient large. after={FIRST_STEPS} leaves them out."
     )
 
 
-def remark_of_slots(question: Question, hits: SlotHits, after: int) -> str:
-    """The same of single slots: how many of the best ones are from the first steps."""
-    store = question.store
-    share = float((hits.steps <= FIRST_STEPS).double().mean()) if hits.steps.numel() else 0.0
-    if question.score != "contribution" or not is_preconditioned(store, question.info):
-        return ""
-    if not _is_worth_a_word(store, share, after):
+def remark_of_slots(taken: Int[Tensor, "n k"], steps: int, rule: str, after: int) -> str:
+    """The same of single slots, which were ``taken`` in these steps."""
+    share = float((taken <= FIRST_STEPS).double().mean()) if taken.numel() else 0.0
+    if not _is_worth_a_word(share, steps, after):
         return ""
     return (
-        f"{share:.0%} of these slots are from the first {FIRST_STEPS} of {store.steps:,} steps, in which "
-        f"{_rule_of(store, question.info.name)} makes every gradient large. after={FIRST_STEPS} leaves them out; "
-        'per="example" adds up all visits of an example.'
+        f"{share:.0%} of these slots are from the first {FIRST_STEPS} of {steps:,} steps, in which {rule} makes every "
+        f'gradient large. after={FIRST_STEPS} leaves them out; per="example" adds up all visits of an example.'
     )
 
 
-def _is_worth_a_word(store: Store, share: float, after: int) -> bool:
-    return store.steps >= SHORTEST and not after and share >= max(LARGE, 3 * FIRST_STEPS / store.steps)
-
-
-def _rule_of(store: Store, layer: str) -> str:
-    """The name of the rule with a preconditioner that explains a layer; nothing if there is none."""
-    info, _ = store.layer(layer)
-    rules = [store.rule(name) for name in info.parameters if store.is_preconditioned(name)]
-    return next((rule.name for rule in rules if rule is not None), "")
+def _is_worth_a_word(share: float, steps: int, after: int) -> bool:
+    return steps >= SHORTEST and not after and share >= max(LARGE, 3 * FIRST_STEPS / steps)

@@ -110,4 +110,13 @@ def timeline_of(
 
 
 def _with_remark(question: Question, hits: SlotHits, after: int) -> SlotHits:
-    return replace(hits, remark=remark_of_slots(question, hits, after))
+    rule = rule_with_preconditioner(question.store, question.info)
+    if question.score != "contribution" or not rule:
+        return hits
+    return replace(hits, remark=remark_of_slots(hits.steps, question.store.steps, rule, after))
+
+
+def rule_with_preconditioner(store: Store, info: LayerInfo) -> str:
+    """The name of the rule such as Adam that explains a layer; nothing if there is none."""
+    rules = [store.rule(name) for name in info.parameters if store.is_preconditioned(name)]
+    return next((rule.name for rule in rules if rule is not None), "")

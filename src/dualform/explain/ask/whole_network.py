@@ -22,7 +22,7 @@ from .asked import AskedQuestions, ScanAnswers
 from .contributions import output_parts, parts_from_ledger
 from .early_steps import EarlyShare, remark_of
 from .network_question import NetworkQuestion
-from .one_layer import AskLayer, require_slots, stretches_of, timeline_of
+from .one_layer import AskLayer, require_slots, rule_with_preconditioner, stretches_of, timeline_of
 
 SUMS_BYTES = 1 << 30
 """The most bytes of sums (queries × examples) that are in memory at a time."""
@@ -51,7 +51,8 @@ def ask_network(
         parts = [_sums_of_chunk(question, chunk, summands, groups, over, watch) for chunk in chunks]
     remark = ""
     if question.swept:
-        remark = remark_of(store, question.swept, EarlyShare.of_all([part.early for part in parts]), asked.after)
+        rule = rule_with_preconditioner(store, store.layer(question.swept[0])[0])
+        remark = remark_of(EarlyShare.of_all([part.early for part in parts]), store.steps, rule, asked.after)
     initial = question.initial(parts[0].factors)
     answers = {}
     for column, g in groups.items():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dualform.store import Recipe
 from dualform.types import DType
 
 
@@ -28,3 +29,5 @@ class RecordOptions:
     copies: int
     progress: bool
     replay: ReplayOptions | None = None
+    recipe: Recipe | None = None
+    """How the model is made and where its examples are, if the user said it."""

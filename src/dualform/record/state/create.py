@@ -36,6 +36,7 @@ def create_memory(
         rank=ranks.rank,
         ranks=ranks.world,
         run_log=run_log_of(plan, optimizers, options),
+        recipe=options.recipe,
         versions={"dualform": version("dualform"), "torch": torch.__version__},
     )
     with ranks.together():

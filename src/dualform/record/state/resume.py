@@ -50,6 +50,7 @@ def resume_memory(
         number = 1 + max((shard.number for shard in manifest.shards), default=-1)
         rest = _rest_at(store, step, plan, number) if ranks.first else []
         cut = manifest.upto(step, [*shards, *rest])
+        cut = replace(cut, recipe=options.recipe or cut.recipe)
         cut.save(folder)
         remove_unlisted(folder, cut)
     return cut

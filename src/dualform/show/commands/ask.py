@@ -13,7 +13,7 @@ from dualform.explain import Hits, Memory
 from dualform.explain.query import Target, labelled
 from dualform.types import Per, Score
 
-from ..examples import Examples, load_examples
+from ..examples import Examples
 from ..text import (
     FIRST_ORDER,
     MASKED,
@@ -73,17 +73,15 @@ def require_memory_weights(memory: Memory, model: nn.Module, file: Path) -> None
     )
 
 
-def as_target(word: str | None, data: Path, network: nn.Module, rows: Sequence[int]) -> Target:
-    """What --target says: a class, or the margin or the loss of the labels that the file has of the rows."""
+def as_target(word: str | None, examples: Examples) -> Target:
+    """What --target says: a class, or the margin or the loss of the labels of the examples."""
     if word is None or word.lstrip("-").isdigit():
         return None if word is None else int(word)
-    labels = load_examples(str(data), network).labels if word in ("margin", "loss") else None
+    labels = examples.labels if word in ("margin", "loss") else None
     if labels is None:
-        known = f"{data} has no labels" if word in ("margin", "loss") else f"--target {word!r} is not understood"
-        raise QueryError(
-            f"{known}; give a class (--target 7), or 'margin' or 'loss' with labels in the file of --data."
-        )
-    return labelled(word, [int(labels[row]) for row in rows])
+        known = "the data has no labels" if word in ("margin", "loss") else f"--target {word!r} is not understood"
+        raise QueryError(f"{known}; give a class (--target 7), or 'margin' or 'loss' with labels in the data.")
+    return labelled(word, [int(label) for label in labels])
 
 
 def print_answers(
@@ -93,10 +91,10 @@ def print_answers(
     """Ask about the rows in one pass, and print the answer for each, or all as JSON."""
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
+    # weights α of different layers do not add up
+    layer = question.layer or (None if question.score == "contribution" else memory.layers[-1])
     try:
-        answer = spot.ask(
-            question.layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after
-        )
+        answer = spot.ask(layer, top=question.k, by=[by], per=question.per, score=question.score, after=question.after)
     except (RuntimeError, TypeError, IndexError) as error:
         if isinstance(error, DualformError):
             raise
@@ -105,7 +103,7 @@ def print_answers(
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
-    notes = [WHOLE_NETWORK] if question.layer is None else [FIRST_ORDER] if question.layer != memory.layers[-1] else []
+    notes = [WHOLE_NETWORK] if layer is None else [FIRST_ORDER] if layer != memory.layers[-1] else []
     hits = answer.hits
     if hits.left_out:
         notes.append(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.")
@@ -116,7 +114,7 @@ def print_answers(
         without = {} if masked is None else {"output_without": masked}
         print_json({**about, **without, "answer": answer, "notes": notes if masked is None else [*notes, MASKED]})
         return
-    place = "the whole network" if question.layer is None else f"layer {question.layer}"
+    place = f"layer {layer}" if layer else "the whole network"
     console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
     for note in notes:
         console.print(note, markup=False)

@@ -18,12 +18,13 @@ from dualform.explain import open_memory
 from dualform.progress import quietly
 from dualform.types import Per, Score
 
-from ..examples import Examples, is_series, load_examples, load_vocabulary
+from ..described import DataOptions, described
+from ..examples import load_examples, load_vocabulary
 from ..factory import load_weights, make_model
-from ..inputs import as_inputs, count_rows, parse_rows, read_beside, read_rows, together
+from ..inputs import parse_rows, together
 from ..report import choose, write_report
 from ..text import size
-from ..views import ExamplePlace, WorkQueue, make_explorer
+from ..views import ExamplePlace, WorkQueue
 from . import demo as demonstration
 from . import evaluate as evaluation
 from . import reproduce as experiments
@@ -122,20 +123,41 @@ MemoryPath = Annotated[Path, Argument(help="Folder of a memory written by dualfo
 ModelName = Annotated[
     str, Option(help="Model factory as package.module:factory, with literal arguments in parentheses if it takes any.")
 ]
+ModelOption = Annotated[
+    str | None,
+    Option(
+        help="Model factory as package.module:factory, with literal arguments in parentheses if it takes any. Default, "
+        "as for all that follows: the memory's recipe."
+    ),
+]
 TrainingOption = Annotated[
     str | None,
-    Option(help="Training examples in index order: a file with inputs and labels, or package.module:factory."),
+    Option(
+        help="Training examples in index order: .csv, .parquet, .npz, .npy, .safetensors, the folder of a saved data "
+        "set, or package.module:factory."
+    ),
 ]
-TestsOption = Annotated[
-    str | None, Option(help="Examples to ask about: a file with inputs and labels, or package.module:factory.")
-]
+TestsOption = Annotated[str | None, Option(help="Examples to ask about, in one of the forms of the training examples.")]
 ClassesOption = Annotated[str | None, Option(help="Names of the classes: cat,dog,…")]
 TokensOption = Annotated[
     str | None, Option(help="Vocabulary of token ids: 'bytes', a .json or .txt list, or a tokenizer.json.")
 ]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
-IndexOption = Annotated[str, Option(help="Column that holds the index of each visit's training example.")]
-LengthOption = Annotated[int, Option(help="Tokens per example if the data is one long text.", min=1)]
+IndexOption = Annotated[
+    str | None, Option(help="Column that holds the index of each visit's training example. Default: index.")
+]
+LengthOption = Annotated[
+    int | None, Option(help="Tokens per example of a text; 100 if the data is one long text.", min=1)
+]
+ColumnsOption = Annotated[
+    str | None,
+    Option("--columns", "--key", help="Input columns of a table, in order: a,b,c. Or the array of an .npz."),
+]
+LabelOption = Annotated[str | None, Option(help="Column of the labels. Default: label, if there is one.")]
+CategoriesOption = Annotated[str | None, Option(help="Columns of words, one number per word: colour,shape.")]
+TrustOption = Annotated[
+    bool, Option("--trust", help="Agree that the modules named in the memory's recipe are imported; remembered.")
+]
 
 
 def _version(wanted: bool) -> bool:
@@ -176,18 +198,19 @@ def inspect(path: MemoryPath, json: JsonOption = False) -> None:
 
 EXAMPLES = f"""[bold]Examples:[/]
 
-{PROGRAM} ask runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/test.npz --rows 0,3,5
+{PROGRAM} ask runs/demo/memory --rows 0,3,5
 
-{PROGRAM} ask runs/mine --model train:make_model --data test.npz --key images --layer fc1 --score abs --by source"""
+{PROGRAM} ask runs/mine --model train:make_model --data test.npz --columns images --layer fc1 --score abs --by source"""
 
 
 @app.command(epilog=EXAMPLES)
 def ask(
     path: MemoryPath,
-    model: ModelName,
-    data: Annotated[Path, Option(help="Inputs, prepared as in training: .npy, .npz, .csv, .parquet, .safetensors.")],
-    rows: Annotated[str, Option(help="Rows of the file to ask about: 0,3,5 or 10:14.")] = "0",
-    key: Annotated[str | None, Option(help="Array in the file, or columns of a table: a,b,c.")] = None,
+    model: ModelOption = None,
+    data: Annotated[
+        str | None, Option(help="Examples to ask about, in one of the forms of the training examples.")
+    ] = None,
+    rows: Annotated[str, Option(help="Rows of the examples to ask about: 0,3,5 or 10:14.")] = "0",
     weights: Annotated[Path | None, Option(help="Check that this .safetensors file has the memory's weights.")] = None,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
     layer: Annotated[
@@ -203,67 +226,75 @@ def ask(
     target: Annotated[
         str | None,
         Option(
-            help="Explain the logit of this class, or the 'margin' or the 'loss' of the label that --data has of the "
-            "row. Default: the logit of the predicted class."
+            help="Explain the logit of this class, or the 'margin' or the 'loss' of the label that the row has. "
+            "Default: the logit of the predicted class."
         ),
     ] = None,
     without: Annotated[str | None, Option(help="Also predict without these visits, as in 'label = 3'.")] = None,
     train: TrainingOption = None,
     classes: ClassesOption = None,
     tokens: TokensOption = None,
-    index: IndexOption = "index",
+    index: IndexOption = None,
+    length: LengthOption = None,
+    columns: ColumnsOption = None,
+    label: LabelOption = None,
+    categories: CategoriesOption = None,
+    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show which training examples the predictions for rows of a file are made of."""
-    memory = open_memory(path) if step is None else open_memory(path).at(step)
-    network = make_model(model)
+    """Show which training examples the predictions for some rows are made of."""
+    flags = ("--train", "--data")
+    options = DataOptions(model, train, data, classes, tokens, index, length, columns, label, categories, flags)
+    source = described(path, options, trust)
+    memory, network, numbers = source.memory, source.network, parse_rows(rows)
+    memory = memory if step is None else memory.at(step)
     if weights is not None:
         require_memory_weights(memory, load_weights(network, weights), weights)
-    numbers = parse_rows(rows)
-    inputs, named_inputs = as_inputs(read_rows(data, numbers, key), network), read_beside(data, numbers, network)
-    vocabulary, names = load_vocabulary(tokens), None if classes is None else classes.split(",")
-    series = is_series(inputs.shape[1:], named_inputs, network)
-    shown_inputs = Examples(inputs, None, vocabulary, series=series, others=named_inputs) if inputs.ndim > 1 else None
-    train_examples = None if train is None else load_examples(train, network, vocabulary=vocabulary)
+    examples = source.asked(numbers)
     question = RowQuestion(
         layer,
         per,
         by,
         k,
         score,
-        as_target(target, data, network, numbers),
+        as_target(target, examples),
         without,
         after,
-        shown_inputs,
-        train_examples,
-        index,
-        names,
+        examples if examples.inputs.ndim > 1 else None,
+        source.train,
+        source.index,
+        source.classes,
     )
-    print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console(), json=json)
+    inputs = together(examples.inputs, examples.others, network)
+    print_answers(memory, network, inputs, numbers, question, _console(), json=json)
 
 
 SERVE = f"""[bold]Examples:[/]
 
-{PROGRAM} serve runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz
+{PROGRAM} serve runs/demo/memory
 
-{PROGRAM} serve runs/mine --model train:make_model --data train:training_set --test train:test_set --classes cat,dog"""  # noqa: E501
+{PROGRAM} serve runs/mine --model train:make_model --data train.csv --test test.csv --label sick --categories sex"""
 
 
 REPORT = f"""[bold]Example:[/]
 
-{PROGRAM} report runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz --examples 20 -o report.html"""  # noqa: E501
+{PROGRAM} report runs/demo/memory --examples 20 -o report.html"""
 
 
 @app.command(epilog=REPORT)
 def report(
     path: MemoryPath,
-    model: ModelName,
+    model: ModelOption = None,
     data: TrainingOption = None,
     test: TestsOption = None,
     classes: ClassesOption = None,
     tokens: TokensOption = None,
-    index: IndexOption = "index",
-    length: LengthOption = 100,
+    index: IndexOption = None,
+    length: LengthOption = None,
+    columns: ColumnsOption = None,
+    label: LabelOption = None,
+    categories: CategoriesOption = None,
+    trust: TrustOption = False,
     examples: Annotated[int, Option(help="Number of predictions to explain.", min=1, max=200)] = 20,
     rows: Annotated[
         str | None, Option(help="Explain these test rows: 0,3,5. Default: mistakes, close calls and sure predictions.")
@@ -278,7 +309,8 @@ def report(
 ) -> None:
     """Write a report of what predictions are made of, as one HTML file that needs nothing else."""
     queue = WorkQueue(patience=float("inf"), progress=True)
-    explorer = make_explorer(path, model, data, test, classes, tokens, index, length, queue)
+    options = DataOptions(model, data, test, classes, tokens, index, length, columns, label, categories)
+    explorer = described(path, options, trust).explorer(queue)
     name = "test" if explorer.test is not None else "train"
     chosen = (
         choose(explorer, examples)
@@ -292,13 +324,17 @@ def report(
 @app.command(epilog=SERVE)
 def serve(
     path: MemoryPath,
-    model: ModelName,
+    model: ModelOption = None,
     data: TrainingOption = None,
     test: TestsOption = None,
     classes: ClassesOption = None,
     tokens: TokensOption = None,
-    index: IndexOption = "index",
-    length: LengthOption = 100,
+    index: IndexOption = None,
+    length: LengthOption = None,
+    columns: ColumnsOption = None,
+    label: LabelOption = None,
+    categories: CategoriesOption = None,
+    trust: TrustOption = False,
     host: Annotated[
         str, Option(help="Address to listen on. Other than on this machine, visitors need a token.")
     ] = "127.0.0.1",
@@ -312,25 +348,22 @@ def serve(
     """Explore a memory in the browser: what predictions are made of, and what they would be without some training."""
     from ..web import serve as listen
 
-    explorer = make_explorer(path, model, data, test, classes, tokens, index, length)
+    options = DataOptions(model, data, test, classes, tokens, index, length, columns, label, categories)
+    explorer = described(path, options, trust).explorer()
     listen(explorer, host, port, token, browser, _console())
 
 
 EVALUATE = f"""[bold]Example:[/]
 
-{PROGRAM} evaluate runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz --test runs/demo/test.npz"""  # noqa: E501
+{PROGRAM} evaluate runs/demo/memory"""
 
 
 @app.command(epilog=EVALUATE)
 def evaluate(
     path: MemoryPath,
-    model: ModelName,
-    data: Annotated[
-        str, Option(help="Training examples in index order: a file with inputs and labels, or package.module:factory.")
-    ],
-    test: Annotated[
-        str, Option(help="Examples to ask about: a file with inputs and labels, or package.module:factory.")
-    ],
+    model: ModelOption = None,
+    data: TrainingOption = None,
+    test: TestsOption = None,
     queries: Annotated[int, Option(help="Number of test examples to ask about, from the first on.", min=1)] = 20,
     subsets: Annotated[int, Option(help="Number of trainings, each without a random subset.", min=2)] = 50,
     drop: Annotated[float, Option(help="Share of the training examples that each leaves out.", min=0, max=1)] = 0.1,
@@ -338,7 +371,13 @@ def evaluate(
     processes: Annotated[
         int | None, Option(help="Trainings at a time. Default: one a core.", min=1, show_default=False)
     ] = None,
-    index: IndexOption = "index",
+    index: IndexOption = None,
+    tokens: TokensOption = None,
+    length: LengthOption = None,
+    columns: ColumnsOption = None,
+    label: LabelOption = None,
+    categories: CategoriesOption = None,
+    trust: TrustOption = False,
     folder: Annotated[
         Path | None,
         Option(
@@ -350,13 +389,14 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Train again without random subsets, and show how well influence and contributions predict what comes out."""
-    network = make_model(model)
-    training, tests = (load_examples(name, network) for name in (data, test))
-    plan = evaluation.Plan(queries, subsets, drop, seed, processes, index)
+    options = DataOptions(model, data, test, None, tokens, index, length, columns, label, categories)
+    source = described(path, options, trust)
+    training, tests = source.require("train"), source.require("test")
+    plan = evaluation.Plan(queries, subsets, drop, seed, processes, source.index)
     out = folder or path.with_name(path.name + "-evaluated")
-    outcome = evaluation.run(open_memory(path), network, training, tests, plan, out, _console(quiet=json))
+    outcome = evaluation.run(source.memory, source.network, training, tests, plan, out, _console(quiet=json))
     if json:
-        print_json(evaluation.content(outcome, open_memory(path), plan))
+        print_json(evaluation.content(outcome, source.memory, plan))
 
 
 HEADS = f"""[bold]Examples:[/]
@@ -372,7 +412,7 @@ def heads(
     data: Annotated[Path, Argument(help="Inputs, prepared as in training: .npy, .npz, .csv, .parquet, .safetensors.")],
     model: ModelName,
     rows: Annotated[str | None, Option(help="Rows of the file to use: 0,3,5 or 0:16. Default: the first 16.")] = None,
-    key: Annotated[str | None, Option(help="Array in the file, or columns of a table: a,b,c.")] = None,
+    columns: ColumnsOption = None,
     layer: Annotated[list[str] | None, Option(help="Attention layer to report on; repeatable. Default: all.")] = None,
     queries: Annotated[int, Option(help="Number of queries to sample at random.", min=1)] = 256,
     above: Annotated[float, Option(help="Use only queries with an attention weight above this.", min=0, max=1)] = 0.0,
@@ -385,7 +425,6 @@ def heads(
 ) -> None:
     """Report on attention heads: what each selects, what separates it, by what margin, and the support tokens."""
     network = make_model(model)
-    numbers = list(range(min(16, count_rows(data, key)))) if rows is None else parse_rows(rows)
     memory = open_memory(checkpoint) if checkpoint.is_dir() else None
     if moments and memory is None:
         raise QueryError(
@@ -397,15 +436,16 @@ def heads(
     if memory is None:
         load_weights(network, checkpoint)
     weights = None if memory is None else memory.weights_for(network)
-    inputs, named_inputs = as_inputs(read_rows(data, numbers, key), network), read_beside(data, numbers, network)
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    vocabulary, chosen = load_vocabulary(tokens), slice(0, 16) if rows is None else parse_rows(rows)
+    examples = load_examples(str(data), network, columns=names, vocabulary=vocabulary, rows=chosen)
+    inputs = examples.inputs
     words = inputs if inputs.ndim == 2 and not inputs.is_floating_point() else None
-    heads_inputs = HeadsInputs(
-        network, together(inputs, named_inputs, network), words, weights, memory, load_vocabulary(tokens)
-    )
+    heads_inputs = HeadsInputs(network, together(inputs, examples.others, network), words, weights, memory, vocabulary)
     options = {"queries": queries, "above": above, "null": null, "nuclear": nuclear, "seed": seed}
     reports, path, notes = print_reports(heads_inputs, layer or [], moments, options, _console())
     if out is not None:
-        facts = {"weights": str(checkpoint), "inputs": f"{len(numbers)} rows of {data.name}", "seed": str(seed)}
+        facts = {"weights": str(checkpoint), "inputs": f"{len(inputs)} rows of {data.name}", "seed": str(seed)}
         file = write_page(out, heads_inputs, reports, path, notes, facts)
         _console().print(f"The page is {file} ({size(file.stat().st_size)}).", soft_wrap=True)
 

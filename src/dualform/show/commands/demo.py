@@ -1,6 +1,6 @@
 """The demo: record the training of a small network on real digits, then ask what three predictions are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,7 +90,7 @@ def _run(out: Path, steps: int, console: Console) -> Path:
     start = perf_counter()
     console.print("[bold]1. Train a network and record the training[/]")
     data = load()
-    model = train(data, out / "memory", steps)
+    model = train(data, out / "memory", steps, write_digits(out, data))
     memory, accuracy = open_memory(out / "memory"), accuracy_of(model, data)
     console.print(f"{memory.step} steps, {len(memory.visits):,} visits, {size(disk_size(memory))} on disk. "
               f"The network gets {accuracy:.1%} of {len(data.test)} test digits right.\n")  # fmt: skip
@@ -131,12 +131,21 @@ def load() -> DemoDigits:
     return DemoDigits(images, images / 255, labels, order[HELD_OUT:], order[:HELD_OUT])
 
 
-def train(data: DemoDigits, path: Path, steps: int) -> nn.Module:
+def write_digits(out: Path, data: DemoDigits) -> dict[str, str]:
+    """Write the images, for further commands; return what the memory should say about them."""
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez(out / "train.npz", inputs=data.x.numpy(), labels=data.labels.numpy())
+    np.savez(out / "test.npz", inputs=data.x[data.test].numpy(), labels=data.labels[data.test].numpy())
+    model = f"dualform.models:MLP({', '.join(map(str, WIDTHS))})"
+    return {"model": model, "train": str(out / "train.npz"), "test": str(out / "test.npz")}
+
+
+def train(data: DemoDigits, path: Path, steps: int, describe: Mapping[str, str] | None = None) -> nn.Module:
     """An ordinary training loop with momentum and clipping; recording adds two lines."""
     torch.manual_seed(0)
     model = MLP(*WIDTHS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with record(model, optimizer, path, dtype="float32", overwrite=True) as tape:
+    with record(model, optimizer, path, dtype="float32", overwrite=True, describe=describe) as tape:
         for index in batches(data.train, steps):
             tape.note(index=index, label=data.labels[index])
             nn.functional.cross_entropy(model(data.x[index]), data.labels[index]).backward()
@@ -217,9 +226,7 @@ def print_answer(console: Console, answer: DemoAnswer) -> None:
 
 
 def save(out: Path, memory: Memory, data: DemoDigits, findings: DemoFindings) -> Path:
-    """Write the images, which further commands need, the figures and the report."""
-    np.savez(out / "train.npz", inputs=data.x.numpy(), labels=data.labels.numpy())
-    np.savez(out / "test.npz", inputs=data.x[data.test].numpy(), labels=data.labels[data.test].numpy())
+    """Write the figures and the report."""
     for name, figure in draw(data, findings).items():
         figure.savefig(out / name)
     facts = {
@@ -254,14 +261,13 @@ def draw(data: DemoDigits, findings: DemoFindings) -> dict[str, Figure]:
 
 
 def commands(out: Path) -> list[str]:
-    """Commands to go on with, in a form that can be pasted into the shell."""
-    memory, model = out / "memory", f"dualform.models:MLP({', '.join(map(str, WIDTHS))})"
-    train_file, test_file = out / "train.npz", out / "test.npz"
+    """Commands to go on with, in a form that can be pasted into the shell. The memory knows its model and its data."""
+    memory = out / "memory"
     return [
         pasteable("inspect", memory),
-        pasteable("ask", memory, "--model", model, "--data", test_file, "--rows", "0,1", "--by", "label"),
-        pasteable("evaluate", memory, "--model", model, "--data", train_file, "--test", test_file),
-        pasteable("serve", memory, "--model", model, "--data", train_file, "--test", test_file),
+        pasteable("ask", memory, "--rows", "0,1", "--by", "label"),
+        pasteable("evaluate", memory),
+        pasteable("serve", memory),
     ]
 
 

@@ -45,6 +45,7 @@ def print_contents(memory: Memory, console: Console) -> None:
     console.print(f"recorded with {versions}\n")
     if manifest.ending:
         console.print(f"{manifest.ending}\n")
+    print_recipe(memory, console)
     console.print(*([layers_table(memory)] if manifest.layers else []), disk_table(memory))
     if not memory.step:
         console.print("No step is complete, so there is nothing to ask yet.")
@@ -59,6 +60,16 @@ def print_contents(memory: Memory, console: Console) -> None:
         console.print(f"[bold]![/] '{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}.")
     if not manifest.marks:
         console.print("No marks: the recorder noticed nothing that the memory cannot explain.")
+
+
+def print_recipe(memory: Memory, console: Console) -> None:
+    """Print how the model is made and where its examples are, if the memory was told."""
+    if memory.recipe is not None:
+        console.print("[bold]Recipe[/] (what commands take where you give no options; nothing in it runs unasked):")
+        for name, text in memory.recipe.lines().items():
+            printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+            console.print(f"  {name + ':':<11}{printable}", markup=False, soft_wrap=True)
+        console.print()
 
 
 def print_survey(memory: Memory, console: Console) -> None:

@@ -1,9 +1,10 @@
 """Examples in a form that people can look at: pictures, texts, series, numbers; from files, data sets and uploads."""
 
+from dualform.data import Vocabulary, load_vocabulary
+
 from .examples import Examples, IndexableRows, ShownExample
 from .load import is_series, load_examples
 from .pictures import data_address, png, read_picture
-from .vocabulary import Vocabulary, load_vocabulary
 
 __all__ = [
     "Examples",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
+from dualform.data import Columns, Vocabulary
 from dualform.errors import QueryError
 
 from .pictures import data_address
 from .series import SeriesLines, lines_of
-from .vocabulary import Vocabulary
 
 SAMPLE = 1000
 """How many rows are sampled to find the numbers for black and white."""
@@ -54,6 +54,8 @@ class ShownExample:
     span: int = 1
     """How many tokens or steps are marked."""
     numbers: tuple[float, ...] = ()
+    words: tuple[str, ...] = ()
+    """The columns of a row of a table, as they stand there: ``age 63``, ``colour red``."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Examples:
     length: int = 0
     series: bool = False
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: Columns | None = None
+    """The columns of the table that the rows are from."""
+    padding: Tensor | None = None
+    """True where a row has ended, if the model itself does not take ``padding``."""
 
     @cached_property
     def is_stream(self) -> bool:
@@ -115,11 +121,24 @@ class Examples:
         """The further inputs of the same examples, by argument name."""
         return {name: values[list(numbers)] for name, values in self.others.items()}
 
+    def only(self, numbers: Sequence[int] | slice) -> "Examples":
+        """Some of the examples; negative numbers count from the end."""
+        if isinstance(numbers, slice):
+            numbers = range(len(self))[numbers]
+        for number in numbers:
+            if not -len(self) <= number < len(self):
+                raise QueryError(f"the data has no row {number}: it holds {len(self):,} rows, counted from 0.")
+        index = [number % len(self) for number in numbers]
+        labels = None if self.labels is None or self.is_stream else [self.labels[number] for number in index]
+        padding = None if self.padding is None else self.padding[index]
+        return replace(self, inputs=self.rows(index), labels=labels, others=self.beside(index), padding=padding)
+
     def unpadded_length(self, number: int) -> int | None:
         """The number of tokens or steps before the padding of an example; None if examples have no padding."""
-        if "padding" not in self.others:
+        padding = self.others.get("padding", self.padding)
+        if padding is None:
             return None
-        present = (self.others["padding"][number] == 0).nonzero()
+        present = (padding[number] == 0).nonzero()
         return int(present[-1]) + 1 if len(present) else 0
 
     def label(self, number: int) -> int | None:
@@ -145,7 +164,7 @@ class Examples:
         return (
             self._series(x[: self.unpadded_length(number)], position, span, where)
             if self.series
-            else _numbers(x, where)
+            else _numbers(x, where, self.columns)
         )
 
     def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> ShownExample:
@@ -154,7 +173,7 @@ class Examples:
             return ShownExample("image", f"{name}, a picture", self.address(x))
         if self.kind == "series":
             return self._series(x, None, 1, name)
-        return Examples(x.unsqueeze(0), None, self.vocabulary).shown(0, name=name)
+        return Examples(x.unsqueeze(0), None, self.vocabulary, columns=self.columns).shown(0, name=name)
 
     def address(self, x: Shaped[Tensor, "..."]) -> str:
         """A picture as a data URL."""
@@ -239,7 +258,11 @@ class Examples:
         return ShownExample("text", where, tokens=tuple(tokens), mark=mark, span=span)
 
 
-def _numbers(x: Shaped[Tensor, "..."], where: str) -> ShownExample:
+def _numbers(x: Shaped[Tensor, "..."], where: str, columns: Columns | None) -> ShownExample:
+    if columns is not None and x.shape == (len(columns.features),):
+        words = tuple(columns.in_words(x)[:NUMBERS])
+        values = columns.unscaled(x)[:NUMBERS].tolist()
+        return ShownExample("numbers", f"{where}: {', '.join(words)}", numbers=tuple(values), words=words)
     values = x.flatten()[:NUMBERS].tolist()
     numbers = ", ".join(f"{value:.3g}" for value in values)
     more = " …" if x.numel() > NUMBERS else ""

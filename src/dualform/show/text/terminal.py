@@ -80,7 +80,7 @@ def _in_words(shown: ShownExample) -> Text:
         return passage(shown)
     if shown.lines is not None:
         return Text("  ".join(spark(line, shown.lines.low, shown.lines.high) for line in shown.lines.values[:CHANNELS]))
-    return Text(", ".join(f"{x:.3g}" for x in shown.numbers[:12]))
+    return Text(", ".join(shown.words[:12] or [f"{x:.3g}" for x in shown.numbers[:12]]))
 
 
 def spark(values: Sequence[float], low: float, high: float) -> str:

@@ -1,5 +1,6 @@
 """The format on disk: manifest, tables and tensors, and how rows and weights are encoded in them."""
 
+from .factory_name import FACTORY_FORM, FactoryName, is_factory_name, parse_factory_name
 from .fingerprint import EntrySample
 from .layer_matrix import (
     INDEX,
@@ -13,6 +14,7 @@ from .layer_matrix import (
 )
 from .ledger_file import LedgerEntry, LedgerState, add_parts, read_ledger, write_ledger
 from .manifest import FORMAT, NAME, Manifest, Shard, SurveyPass, read_manifest
+from .recipe import BYTES, Recipe, RecipeSource
 from .row_codec import (
     COMPUTED,
     STORED,
@@ -43,7 +45,9 @@ from .safetensors_file import file_bytes, map_tensors, write_tensors
 from .tables import SETTING, CallRow, ParameterStep, calls_table, steps_table, visits_table
 
 __all__ = [
+    "BYTES",
     "COMPUTED",
+    "FACTORY_FORM",
     "FORMAT",
     "GENERATOR",
     "INDEX",
@@ -55,6 +59,7 @@ __all__ = [
     "EncodedRows",
     "EncodingWorkspace",
     "EntrySample",
+    "FactoryName",
     "GroupStep",
     "LayerMatrix",
     "LedgerEntry",
@@ -63,6 +68,8 @@ __all__ = [
     "Modes",
     "OptimizerInfo",
     "ParameterStep",
+    "Recipe",
+    "RecipeSource",
     "RowTarget",
     "RunLog",
     "RunLogLines",
@@ -77,9 +84,11 @@ __all__ = [
     "encode",
     "encode_into",
     "file_bytes",
+    "is_factory_name",
     "map_tensors",
     "matrix_columns",
     "parameter_columns",
+    "parse_factory_name",
     "piece_of",
     "piece_slices",
     "read_ledger",

@@ -59,6 +59,12 @@ the exception (Ctrl-C is a KeyboardInterrupt). It is null while recording goes o
 ``survey`` lists the passes of a survey (one pass over the examples for each checkpoint of a network that was trained
 before): the learning rate of the checkpoint and its first and last step. The steps of a survey are batches, and no
 weight changes in them. In a recorded training the list is empty.
+
+``recipe`` says how the model is made and where its examples are, as plain text: ``model`` (package.module:factory),
+``train``, ``test`` and ``tokenizer`` (each has a ``file``, relative to this folder where possible, or a ``factory``),
+``classes``, ``columns`` of a table (names in order, label, words of categories, classes, mean and deviation of scaled
+ones), ``index`` and ``length``. It is null if nobody described the memory. Whoever reads it must not run what it names
+without asking.
 """
 
 import json
@@ -75,6 +81,7 @@ from dualform.types import DType, Ended, LayerInfo, Mark, ModuleInfo, ParameterI
 
 from ..io import FileEntry, retry_while_in_use, write_bytes
 from .ledger_file import LedgerEntry
+from .recipe import Recipe, recipe_of_json
 from .run_log import Modes, OptimizerInfo, RunLog, StateEntry
 
 NAME = "manifest.json"
@@ -139,6 +146,8 @@ class Manifest:
     """What is kept so that training can be run again, besides its tables."""
     survey: tuple[SurveyPass, ...] = ()
     """The passes of a survey; none in a recorded training."""
+    recipe: Recipe | None = None
+    """How the model is made and where its examples are, if the user said it."""
 
     @property
     def steps(self) -> int:
@@ -267,6 +276,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         ended=_ended(value),
         run_log=_run_log(value.get("run_log")),
         survey=tuple(SurveyPass(**v) for v in value.get("survey", ())),
+        recipe=recipe_of_json(value.get("recipe")),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from dualform.errors import DataNotFound, QueryError, require
 
 UNKNOWN = ("<unk>", "[UNK]")
+PADDING = ("<pad>", "[PAD]")
 
 
 @runtime_checkable
@@ -90,6 +91,16 @@ class TokenizerVocabulary:
     def encode(self, text: str) -> list[int]:
         """Its tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def padding_token(vocabulary: Vocabulary) -> int:
+    """The number that fills up short texts: that of <pad>, if the vocabulary has it, else 0."""
+    if isinstance(vocabulary, WordVocabulary):
+        return next((vocabulary.numbers[name] for name in PADDING if name in vocabulary.numbers), 0)
+    if isinstance(vocabulary, TokenizerVocabulary):
+        numbers = (vocabulary.tokenizer.token_to_id(name) for name in PADDING)
+        return next((number for number in numbers if number is not None), 0)
+    return 0
 
 
 def load_vocabulary(name: str | None) -> Vocabulary | None:

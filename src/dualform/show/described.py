@@ -1,0 +1,171 @@
+"""The model and the examples of a memory: from the options of a command, else from the recipe."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from dualform.data import Columns, Vocabulary, load_vocabulary
+from dualform.errors import DataNotFound, QueryError
+from dualform.explain import Memory, open_memory
+from dualform.store import Recipe, RecipeSource
+
+from .consent import require_consent
+from .examples import Examples, load_examples
+from .factory import make_model
+from .views import Explorer, WorkQueue
+
+Role = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What a command was told about the model and the data; None where it was told nothing."""
+
+    model: str | None = None
+    train: str | None = None
+    test: str | None = None
+    classes: str | None = None
+    tokens: str | None = None
+    index: str | None = None
+    length: int | None = None
+    columns: str | None = None
+    label: str | None = None
+    categories: str | None = None
+    flags: tuple[str, str] = ("--data", "--test")
+    """The options of the command for training and test examples, for errors."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A memory with its model and its examples."""
+
+    memory: Memory
+    options: DataOptions
+    trust: bool = False
+    recipe: Recipe = field(default_factory=Recipe)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The model. The weights come from the memory."""
+        name = self.options.model or self.recipe.model
+        if name is None:
+            raise QueryError(
+                f"the memory {self.memory.path} does not say how its model is made: give --model "
+                "package.module:factory, or call tape.describe(model=…) while you record, so that it is remembered."
+            )
+        self._ask_for_consent()
+        return make_model(name)
+
+    @cached_property
+    def train(self) -> Examples | None:
+        """The training examples, if anybody said where they are."""
+        return self._examples("train", self.options.train, self.recipe.train)
+
+    @cached_property
+    def test(self) -> Examples | None:
+        """The examples to ask about, if anybody said where they are."""
+        return self._examples("test", self.options.test, self.recipe.test)
+
+    def require(self, role: Role) -> Examples:
+        """The training or test examples; an error that names the option if nobody said where they are."""
+        examples = self.train if role == "train" else self.test
+        if examples is None:
+            option = self.options.flags[role == "test"]
+            raise QueryError(
+                f"the memory {self.memory.path} does not say where its {role} examples are: give {option}."
+            )
+        return examples
+
+    def asked(self, rows: Sequence[int]) -> Examples:
+        """Some of the test examples; without test examples some of the training examples."""
+        if self.options.test is None and self.recipe.test is None:
+            if self.train is None:
+                raise QueryError(
+                    f"the memory {self.memory.path} does not say where its examples are: give --data FILE to ask about."
+                )
+            return self.train.only(rows)
+        examples = self._examples("test", self.options.test, self.recipe.test, rows)
+        assert examples is not None
+        return examples
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """What turns token ids into text."""
+        recipe = self.recipe.tokenizer
+        return load_vocabulary(self.options.tokens or (recipe and recipe.at(self.memory.path)))
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, if they are known."""
+        columns = self.columns if self.train is None else self.train.columns
+        named = _split(self.options.classes) or list(self.recipe.classes)
+        return named or list(columns.classes if columns is not None else ()) or None
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of the training table: those of the recipe, changed by the options."""
+        if self.recipe.columns is None:
+            return None
+        return self.recipe.columns.chosen(_split(self.options.columns), self.options.label, None)
+
+    @property
+    def index(self) -> str:
+        """The column that holds the index of each visit's training example."""
+        return self.options.index or self.recipe.index or "index"
+
+    def explorer(self, work_queue: WorkQueue | None = None) -> Explorer:
+        """The views of the memory. Without test examples they ask about training examples."""
+        train, test = self.train, self.test
+        return Explorer(
+            self.memory, self.network, train, test, self.classes, self.index, work_queue=work_queue or WorkQueue()
+        )
+
+    def _examples(
+        self, role: Role, option: str | None, source: RecipeSource | None, rows: Sequence[int] | None = None
+    ) -> Examples | None:  # fmt: skip
+        name = option
+        if name is None and source is not None:
+            name = source.at(self.memory.path)
+            if source.factory is not None:
+                self._ask_for_consent()
+            elif not Path(name).exists():
+                flag = self.options.flags[role == "test"]
+                raise DataNotFound(
+                    f"the recipe of {self.memory.path} names its {role} examples as {source}, and there is no file "
+                    f"{name}. Give {flag} the file of today."
+                )
+        if name is None:
+            return None
+        columns = self.columns
+        if role == "test" and self.train is not None and self.train.columns is not None:
+            columns = self.train.columns
+        classes = _split(self.options.classes) or list(self.recipe.classes) or None
+        return load_examples(
+            name, self.network, columns=columns or _split(self.options.columns),
+            label=None if columns else self.options.label, categories=_split(self.options.categories) or (),
+            classes=None if columns is not None and columns.classes else classes, vocabulary=self.vocabulary,
+            length=self.options.length or self.recipe.length, rows=rows, learn=role == "train",
+        )  # fmt: skip
+
+    def _ask_for_consent(self) -> None:
+        """Raise an error unless the user agreed to the code that the recipe names and no option replaces."""
+        options, recipe = self.options, self.recipe
+        sources = [source and source.factory for source in (recipe.train, recipe.test)]
+        named = zip((recipe.model, *sources), (options.model, options.train, options.test), strict=True)
+        factories = [name for name, option in named if name is not None and option is None]
+        typed = [name for name in (options.model, options.train, options.test) if name is not None]
+        require_consent(self.memory.path, recipe, factories, trust=self.trust, typed=typed)
+
+
+def described(path: Path, options: DataOptions, trust: bool = False) -> Described:
+    """Open a memory, with its recipe and the options that win over it."""
+    memory = open_memory(path)
+    return Described(memory, options, trust, memory.recipe or Recipe())
+
+
+def _split(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
