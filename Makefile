@@ -11,10 +11,12 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 LOWEST := $(VENV)-lowest
 PEERS := $(VENV)-peers
+LOGGERS := $(VENV)-loggers
+MLFLOW := $(VENV)-mlflow
 LOWEST_TESTS := tests/record/test_step_hooks.py tests/store tests/engine tests/explain tests/rules tests/attention
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format docs wheel package lowest peers truth reproduce clean
+.PHONY: help demo test slow typed check format docs wheel package lowest peers loggers truth reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -58,6 +60,10 @@ lowest: $(LOWEST)/.ready ## run the tests of the core with the lowest versions t
 peers: $(READY) $(PEERS)/.ready ## compare the scores of a survey with captum and kronfluence, in an environment of theirs; needs a network once
 	@$(BIN)/python benchmarks/survey.py --peers $(PEERS)/bin/python $(ARGS)
 
+loggers: $(LOGGERS)/.ready $(MLFLOW)/.ready ## log a memory to TensorBoard, W&B, Trackio and MLflow, in environments of theirs; needs a network once
+	@$(LOGGERS)/bin/python -m pytest -rs tests/log --deselect tests/log/test_mlflow.py $(ARGS)
+	@$(MLFLOW)/bin/python -m pytest -rs tests/log/test_mlflow.py $(ARGS)
+
 truth: $(READY) ## judge influence, direct contributions and the scores of other packages by training again; takes hours, needs a network once
 	@sh experiments/truth/peers/environments.sh $(VENV)-truth
 	@$(BIN)/dualform reproduce truth $(ARGS)
@@ -94,6 +100,19 @@ $(PEERS)/.ready: benchmarks/survey_peers.txt
 	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check torch==2.13.0
 	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps captum==0.9.0 kronfluence==1.0.1
 	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check -r benchmarks/survey_peers.txt
+	@touch $@
+
+$(LOGGERS)/.ready: pyproject.toml
+	@$(PYTHON) -m venv --clear $(LOGGERS)
+	@echo "Installing TensorBoard, W&B and Trackio in $(LOGGERS)."
+	@$(LOGGERS)/bin/python -m pip install -qq --disable-pip-version-check -e '.[pandas]' pytest hypothesis \
+	  'tensorboard>=2.18' 'wandb>=0.18' 'trackio>=0.4'
+	@touch $@
+
+$(MLFLOW)/.ready: pyproject.toml # alone: MLflow asks for versions of its own of what the others need
+	@$(PYTHON) -m venv --clear $(MLFLOW)
+	@echo "Installing MLflow in $(MLFLOW)."
+	@$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check -e '.[pandas]' pytest hypothesis 'mlflow>=2.20'
 	@touch $@
 
 $(READY): pyproject.toml constraints.txt

@@ -28,7 +28,9 @@ FLOW = [
     "explain",
     "svm",
     "evaluate",
+    "log",
     "show",
+    "__main__",
 ]
 PACKAGE = "dualform"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from dualform import attention, evaluate, rules, svm, tasks, tuning
+from dualform import attention, data, evaluate, log, rules, svm, tasks, tuning
 from dualform.explain import Memory, survey
 from dualform.explain import open_memory as open
 from dualform.record import Tape, record
@@ -12,7 +12,9 @@ __all__ = [
     "Memory",
     "Tape",
     "attention",
+    "data",
     "evaluate",
+    "log",
     "open",
     "plot",
     "record",

@@ -35,6 +35,12 @@
 Each message says what happened, with which value, and what to do about it.
 """
 
+import sys
+import warnings
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
 
 class DualformError(Exception):
     """The base class of all errors that dualform raises on purpose."""
@@ -164,14 +170,56 @@ class DualformWarning(UserWarning):
     """Something happened that the memory cannot explain; the memory also holds a mark of it."""
 
 
-def require(module: str, extra: str):
-    """Import an optional package, or raise an error that names the extra to install."""
+NOT_THE_USERS = frozenset([
+    "dualform", "torch", "contextlib", "functools", "threading", "jaxtyping", "beartype",
+    "transformers", "accelerate", "trl", "lightning", "pytorch_lightning", "lightning_fabric",
+])  # fmt: skip
+"""Packages whose code stands between a line of the user's and a warning of ours."""
+
+
+@dataclass(frozen=True)
+class UserLine:
+    """A line of the user's program that called us, however deep inside we are."""
+
+    file: str
+    number: int
+    module: str
+    registry: dict[Any, Any]
+    """Where Python keeps which warnings this module has shown."""
+
+    @classmethod
+    def calling(cls) -> "UserLine":
+        """The innermost line on the stack that is neither ours nor torch's; the outermost one if all are."""
+        frame: FrameType = sys._getframe(1)
+        while _package(frame) in NOT_THE_USERS and frame.f_back is not None:
+            frame = frame.f_back
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__") or "<unknown>", registry)
+
+
+def _package(frame: FrameType) -> str:
+    return (frame.f_globals.get("__name__") or "").split(".")[0]
+
+
+def warn(message: str, line: UserLine | None = None) -> None:
+    """Issue a :class:`DualformWarning` that points at the line of the user's program which led here.
+
+    Another ``line`` is given where the warning comes later than its cause, or from another thread.
+    """
+    line = UserLine.calling() if line is None else line
+    warnings.warn_explicit(message, DualformWarning, line.file, line.number, line.module, line.registry)
+
+
+def require(module: str, extra: str | None = None) -> Any:
+    """Import an optional package, or raise an error that names the extra to install (or the package, without one)."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ImportError as error:
+        command = f"pip install '{module}'"
+        if extra is not None:
+            command = f"pip install 'dualform[{extra}]' (in a clone of dualform: pip install '.[{extra}]')"
         raise MissingExtra(
-            f"this needs the package '{module}', which is not installed. "
-            f"Install it with: pip install 'dualform[{extra}]'"
+            f"this needs the package '{module}', which is not installed. Install it with: {command}"
         ) from error

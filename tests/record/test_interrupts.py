@@ -491,3 +491,24 @@ def test_a_trainers_session_that_is_interrupted_while_it_ends_ends_all_the_same(
         trained.end()
     assert_whole(tmp_path, model, 1)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_below_the_traceback_of_ctrl_c_stands_what_is_kept_and_what_to_type(tmp_path, progress):
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(KeyboardInterrupt) as stopped,
+        dualform.record(model, optimizer, tmp_path / "m", progress=progress),
+    ):
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        raise KeyboardInterrupt
+    notes = getattr(stopped.value, "__notes__", [])
+    assert len(notes) == progress
+    if progress:
+        assert "keeps the 3 steps that were complete" in notes[0] and "resume=3" in notes[0]
+        command = notes[0].split("Read them with ")[1].split(", or")[0]
+        assert eval(command, {"dualform": dualform}).step == 3

@@ -23,6 +23,7 @@ TRAINERS = (DOCS / "guides" / "trainers.md").read_text(encoding="utf-8")
 FINETUNING = (DOCS / "guides" / "finetuning.md").read_text(encoding="utf-8")
 SELF_CONTAINED = [
     "start",
+    "logging",
     "guides/tables",
     "guides/long-runs",
     "guides/processes",

@@ -12,7 +12,7 @@ from dualform.show.commands.help import sections
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
-ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type)]
+ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]
 MARK = re.compile(r"""(?:\bmarks?|self\._marks|Reason)\(\s*"([a-z-]+)"|\bmark\b[^"\n]*"([a-z-]+)\"""")
 
 

@@ -53,7 +53,7 @@ def test_without_a_script_it_is_a_module_of_this_python(script, monkeypatch, tmp
     monkeypatch.setattr(sys, "argv", [""])
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "nowhere"))
     words = shlex.split(program())
-    assert words[1:] == ["-m", "dualform.show.commands"]
+    assert words[1:] == ["-m", "dualform"]
     result = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
     assert result.returncode == 0 and result.stdout.startswith("dualform "), result.stderr
 

@@ -3,6 +3,7 @@
 from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
+from .indexed import IndexedCollate, IndexedDataset, indexed, indexed_collate
 from .reading import Columns, DataRows, Vocabulary, columns_of, load_vocabulary, read
 from .reference import ReferenceSplit, Scale, reference_images
 from .reviews import ByteTexts, Reviews, as_bytes, reviews
@@ -17,6 +18,8 @@ __all__ = [
     "Columns",
     "DataRows",
     "Images",
+    "IndexedCollate",
+    "IndexedDataset",
     "ReferenceSplit",
     "Reviews",
     "Scale",
@@ -30,6 +33,8 @@ __all__ = [
     "data_file",
     "digits",
     "fashion_mnist",
+    "indexed",
+    "indexed_collate",
     "load_vocabulary",
     "mnist",
     "read",

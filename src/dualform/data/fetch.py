@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from dualform.errors import DataNotFound
+from dualform.progress import is_quiet
 
 from .sources import Source
 
@@ -90,7 +91,7 @@ def _copy(answer: http.client.HTTPResponse, partial: Path, begin: int, size: int
 
 def _bar() -> Progress:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=is_quiet())
 
 
 def _checksum(kind: str, file: Path) -> str:

@@ -22,6 +22,7 @@ from dualform.progress import OnProgress
 from dualform.store import Store, parameter_columns, piece_of
 from dualform.types import LayerInfo
 
+from .layer_progress import LayerProgress
 from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .parameter_sums import ParameterSum, parameter_sum
 from .parameters_by_group import split_by_group
@@ -62,6 +63,7 @@ def certify(
     totals: dict[str, Tensor] = {}
     views: dict[str, CertificateView] = {}
     feeding = [layer for layer in explained_layers(store) if wanted & set(layer.parameters)]
+    progress = LayerProgress(store, feeding, watch)
     for layers in layers_by_pass(store, feeding):
         sums: dict[str, list[ParameterSum]] = {}
         for layer in layers:
@@ -71,7 +73,7 @@ def certify(
                 term.project = views[name].probes
             if terms:
                 sums[layer.name] = list(terms.values())
-        parameter_sum(store, sums, view, watch)
+        parameter_sum(store, sums, view, progress.of(layers))
         for term in chain.from_iterable(sums.values()):
             totals[term.parameter] = totals.get(term.parameter, 0.0) + views[term.parameter].project_sum(term)
     rebuilt = {

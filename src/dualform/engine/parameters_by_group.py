@@ -16,6 +16,7 @@ from dualform.progress import OnProgress
 from dualform.store import LedgerState, Store
 from dualform.types import ParameterSplit
 
+from .layer_progress import LayerProgress
 from .layer_sums import explained_layers, initial_part, layer_sums, layers_by_pass
 from .parameter_sums import parameter_sum
 from .preconditioned import SlotGroups, rerun_from_slots
@@ -33,6 +34,8 @@ def split_by_group(
     preconditioned = [name for name in by_slots if store.is_preconditioned(name)]
     splits = {name: _initial_split(store, view, name, groups) for name in by_slots if name not in preconditioned}
     feeding = [layer for layer in explained_layers(store) if view.horizon and set(layer.parameters) & set(splits)]
+    swept = [layer for layer in store.manifest.layers if set(layer.parameters) & set(preconditioned)]
+    progress = LayerProgress(store, [*feeding, *(layer for layer in swept if layer not in feeding)], watch)
     for layers in layers_by_pass(store, feeding):
         sums = {
             layer.name: [
@@ -42,13 +45,13 @@ def split_by_group(
             ]
             for layer in layers
         }
-        parameter_sum(store, sums, view, watch)
+        parameter_sum(store, sums, view, progress.of(layers))
         for term in chain.from_iterable(sums.values()):
             before = splits[term.parameter]
             total = before.groups + term.as_parameter(store.parameters[term.parameter].shape)
             splits[term.parameter] = ParameterSplit(before.initial, total)
     for name, parts in rerun_from_slots(
-        store, preconditioned, view, group_of=group_of, groups=groups, watch=watch
+        store, preconditioned, view, group_of=group_of, groups=groups, progress=progress
     ).items():
         splits[name] = ParameterSplit(parts.initial, parts.groups)
     if in_ledger:

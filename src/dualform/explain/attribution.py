@@ -1,12 +1,11 @@
 """What training put into a number, asked in several ways: top examples, sums over groups, a timeline."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualform.engine import StoreView
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import QueryError, warn
 from dualform.progress import Progress
 from dualform.types import LayerInfo, ModuleInfo, Order, Per, Score
 
@@ -215,10 +214,8 @@ class Attribution:
 def _per(per: Per | None, layer: str | int | None) -> Per:
     """What a hit stands for; says once what has changed for those who name a layer and nothing else."""
     if per is None and layer is not None:
-        warnings.warn(
+        warn(
             "top(…, layer=…) gives training examples, all their visits together; in version 0.1 it gave slots. Write "
-            "per='slot' for these, or per='example' if examples are meant.",
-            DualformWarning,
-            stacklevel=4,
+            "per='slot' for these, or per='example' if examples are meant."
         )
     return per or "example"

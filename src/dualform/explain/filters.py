@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -12,6 +13,8 @@ import torch
 from jaxtyping import Bool
 
 from dualform.errors import FilterError
+
+from .unreadable_filter import unreadable
 
 Filter = str | pc.Expression | np.ndarray | torch.Tensor
 
@@ -66,6 +69,8 @@ def named(filter: Filter) -> str:
 
 
 def _sql(visits: pa.Table, text: str, plain: bool) -> np.ndarray:
+    if not text.strip():
+        raise FilterError(unreadable(text, "", visits.column_names))
     connection = duckdb.connect(config=CLOSED | (SMALL if plain else {}))
     connection.register("visits", visits)
     query = f"select coalesce(({text}\n)::boolean, false) as holds from visits order by visit"
@@ -73,17 +78,14 @@ def _sql(visits: pa.Table, text: str, plain: bool) -> np.ndarray:
     timer.start()
     try:
         if plain:
-            _require_plain(connection, text)
+            _require_plain(connection, text, visits.column_names)
         if len(connection.extract_statements(query)) != 1:
             raise FilterError(f"the filter {text!r} is more than one condition.")
         table = connection.sql(query).to_arrow_table()
     except duckdb.InterruptException as error:
         raise FilterError(f"the filter {text!r} takes more than {LONGEST} s. Write a simpler condition.") from error
     except duckdb.Error as error:
-        reason = str(error).split("\n")[0]
-        raise FilterError(
-            f"cannot read the filter {text!r}: {reason} (the columns are {visits.column_names})"
-        ) from error
+        raise FilterError(unreadable(text, str(error), visits.column_names)) from error
     finally:
         timer.cancel()
         connection.close()
@@ -108,12 +110,12 @@ def _expression(visits: pa.Table, expression: pc.Expression) -> np.ndarray:
     return mask
 
 
-def _require_plain(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+def _require_plain(connection: duckdb.DuckDBPyConnection, text: str, columns: Sequence[str]) -> None:
     """Raise unless a text is one condition of plain parts. The database itself parses it."""
     lines = connection.execute("select json_serialize_sql(?::varchar)", [f"select ({text}\n)"]).fetchall()
     parsed = json.loads(lines[0][0])
     if parsed["error"]:
-        raise FilterError(f"cannot read the filter {text!r}: {parsed.get('error_message', 'it is no condition')}")
+        raise FilterError(unreadable(text, f"Parser Error: {parsed.get('error_message', '')}", columns))
     node = parsed["statements"][0]["node"] if len(parsed["statements"]) == 1 else {}
     alone = (
         node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1 and node["from_table"]["type"] == "EMPTY"

@@ -220,6 +220,7 @@ class Memory:
         index: str = "index",
         optimizer: MakeOptimizer | None = None,
         budget: int | str = "4 GB",
+        progress: Progress = True,
     ) -> ReplayedRun:
         """Make the recorded training run again on a copy of the model: what would have changed without an example?
 
@@ -227,9 +228,11 @@ class Memory:
         it. ``data(indices)`` gives the batch with these noted indices as the loop saw it. ``run.check()`` says whether
         the run comes out bit for bit. ``optimizer`` builds an optimiser that a taught rule explains.
         ``budget`` bounds what the run holds in memory besides the model: a tight one makes influence slower, and
-        changes nothing else.
+        changes nothing else. ``progress`` is for the runs through all of training.
         """
-        return ReplayedRun(self.store, model, losses, data, index=index, optimizer=optimizer, budget=budget)
+        return ReplayedRun(
+            self.store, model, losses, data, index=index, optimizer=optimizer, budget=budget, progress=progress
+        )
 
     def scores(
         self,

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +14,8 @@ from torch import nn, optim
 
 from dualform.data import Columns
 from dualform.engine import StoreView, certify
-from dualform.errors import DualformError, DualformWarning, QueryError, RecordError
+from dualform.errors import DualformError, QueryError, RecordError, warn
+from dualform.progress import is_quiet
 from dualform.rules import Rule
 from dualform.sizes import bytes_of
 from dualform.store import (
@@ -241,10 +241,22 @@ class Tape:
                     self._close()
                 else:
                     self._save_what_is_complete(kind)
+                if isinstance(error, KeyboardInterrupt):
+                    self._say_what_is_kept(error)
         except BaseException as failure:
             self.interrupts.end(failure, sys._getframe(1))
             raise
         self.interrupts.end(error, sys._getframe(1))
+
+    def _say_what_is_kept(self, error: KeyboardInterrupt) -> None:
+        """Below the traceback of Ctrl-C: how many steps are on disk, and how to go on with them."""
+        kept = self._recorder.shard_builder.writer.manifest.steps
+        if self._speaks and kept:
+            error.add_note(
+                f"dualform: {self.path} keeps the {kept:,} steps that were complete. Read them with "
+                f"dualform.open({str(self.path)!r}), or train on from a checkpoint of step {kept} with "
+                f"dualform.record(…, resume={kept})."
+            )
 
     def _need_running(self) -> None:
         if not self._running:
@@ -281,7 +293,7 @@ class Tape:
 
     @property
     def _speaks(self) -> bool:
-        return self.options.progress and self._ranks.first
+        return self.options.progress and self._ranks.first and not is_quiet()
 
     @staticmethod
     def _tell(text: str) -> None:
@@ -369,12 +381,12 @@ class Tape:
         if not self._ranks.all_here():
             first = shard_builder.pending.first
             message = f"the other processes did not come to an end, so steps {first} to {self.step} were not written."
-            warnings.warn(message, DualformWarning, stacklevel=3)
+            warn(message)
             return
         if self.interrupts.gave_up and not shard_builder.writer.has_room(within=GRACE):
             written = shard_builder.writer.manifest.steps
             message = f"the disk was not waited for: of steps {written + 1} to {self.step} none is known to be written."
-            warnings.warn(message, DualformWarning, stacklevel=3)
+            warn(message)
             return
         self.interrupts.gave_up = False
         try:
@@ -382,4 +394,4 @@ class Tape:
             shard_builder.flush(live=False)
             shard_builder.writer.end(Ended("interrupted", self.step, kind.__name__))
         except DualformError as error:
-            warnings.warn(f"some complete steps were not written: {error}", DualformWarning, stacklevel=3)
+            warn(f"some complete steps were not written: {error}")

@@ -5,7 +5,6 @@ the pass counts as one of its steps.
 """
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn, optim
 
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import QueryError, warn
 from dualform.progress import Progress, bar
 from dualform.record import record
 from dualform.store import SurveyPass, load_manifest, outside_inference_mode, remove_memory
@@ -138,12 +137,10 @@ def _warn_of_shares(model: nn.Module, losses: Losses, data: Data, index: Int[Ten
         torch.set_rng_state(state)
         together = float(example_losses(model, losses, data, index[:2])[0])
     if abs(alone - together) > ALIKE * max(abs(alone), abs(together)):
-        warnings.warn(
+        warn(
             f"the loss of example {int(index[0])} is {alone:.4g} alone and {together:.4g} in a batch of two. A survey "
             "needs each example's own loss, not its share of a mean over the batch (do not divide by the batch size); "
-            "scores will depend on the batches.",
-            DualformWarning,
-            stacklevel=4,
+            "scores will depend on the batches."
         )
 
 

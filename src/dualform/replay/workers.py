@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dualform.errors import DualformError, QueryError, RetrainingFailed
-from dualform.progress import Progress, bar
+from dualform.progress import Progress, bar, is_quiet
 
 TaskResult = TypeVar("TaskResult")
 
@@ -60,7 +60,8 @@ def run_tasks(
     if reason is not None and len(numbers) > 1:
         warn_once(f"The {len(numbers)} trainings run one after the other: {reason}")
     runner: Runner[TaskResult] = one_by_one if processes == 1 or reason else forked(processes, seconds)
-    shown = bar(name, len(numbers), progress, worth=2, period=float("inf"))
+    several = len(numbers) > 1 or callable(progress)  # a training alone has a bar of its own
+    shown = bar(name, len(numbers), progress and several, worth=2, period=float("inf"), at_once=processes)
     with shown as watch, closing(runner(task, numbers)) as outcomes:
         for number, result in outcomes:
             if watch is not None:
@@ -104,7 +105,7 @@ _warned: set[str] = set()
 
 def warn_once(sentence: str) -> None:
     """Print a sentence on standard error, once in the life of a process."""
-    if sentence not in _warned:
+    if sentence not in _warned and not is_quiet():
         _warned.add(sentence)
         print(f"dualform: {sentence}", file=sys.stderr)
 

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
+from dualform.data import IndexedCollate, IndexedDataset
 from dualform.errors import QueryError
 
 Collate = Callable[[list[Any]], Any]
@@ -97,12 +98,20 @@ def rows_of_dataset(
     if isinstance(dataset, DataLoader):
         collate = dataset.collate_fn if collate is None else collate
         dataset = dataset.dataset
+    if isinstance(collate, IndexedCollate):
+        collate = collate.collate
+    elif collate is not None and collate is not default_collate:
+        return _rows_of(dataset, collate, index)  # the loop's own function may want the index too
+    return _rows_of(dataset.dataset if isinstance(dataset, IndexedDataset) else dataset, collate or default, index)
+
+
+def _rows_of(dataset: Any, collate: Collate, index: str | None) -> CollatedRows:
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise QueryError(
             f"a {type(dataset).__name__} gives its examples in a stream, without a length; examples are run again by "
             "their index. Pass a data set with __getitem__ and __len__, such as a list of its examples."
         )
-    return CollatedRows(dataset, default if collate is None else collate, _places_of(dataset, index))
+    return CollatedRows(dataset, collate, _places_of(dataset, index))
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:

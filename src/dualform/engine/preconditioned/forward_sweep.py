@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.progress import OnProgress
 from dualform.rules import Rule
 from dualform.store import Block, ParameterSteps, Store
 from dualform.types import Transition
 
+from ..layer_progress import LayerProgress
 from ..stream import StoreView
 from .recurrence import ParameterState, after_step, apply_step, precondition
 from .slot_gradients import SlotGradients, SlotGroups
@@ -124,13 +124,14 @@ class StateParts:
 
 def rerun_from_slots(
     store: Store, names: Iterable[str], view: StoreView, *, group_of: SlotGroups | None = None, groups: int = 1,
-    watch: OnProgress | None = None,
+    progress: LayerProgress | None = None,
 ) -> dict[str, StateParts]:  # fmt: skip
     """Run the steps up to the horizon again and split parameters by groups of visible slots (by default one group)."""
     out: dict[str, StateParts] = {}
     grouped = _visible_groups(view, group_of)
     for cluster in clusters(store, names):
         gradients = SlotGradients(store, cluster)
+        watch = progress.of(gradients.layers) if progress is not None else None
         tracks = {name: ParameterTrack(store, name) for name in cluster}
         parts = {name: _initial_parts(track.state, groups) for name, track in tracks.items()}
         for step in range(1, view.horizon + 1):

@@ -5,8 +5,8 @@ Every other run and every question of a :class:`~dualform.explain.ReplayedRun` g
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import DualformWarning, HorizonError
+from dualform.errors import HorizonError, warn
+from dualform.progress import OnProgress, Progress, bar
 from dualform.replay import (
     Difference,
     PassTrace,
@@ -35,6 +36,9 @@ from .answers import RunCheck
 
 SHOWN = 4
 
+WORTH_A_BAR = 200
+"""Runs of fewer steps end before anyone could read the bar."""
+
 
 @dataclass(frozen=True)
 class ReferenceResult:
@@ -51,8 +55,8 @@ class ReferenceResult:
 class ReferenceRun:
     """The recorded run, made again once and remembered. ``rerun`` stands at the first step."""
 
-    def __init__(self, store: Store, rerun: Rerun, budget: int) -> None:
-        self.store, self.rerun, self._budget = store, rerun, budget
+    def __init__(self, store: Store, rerun: Rerun, budget: int, progress: Progress = True) -> None:
+        self.store, self.rerun, self._budget, self.progress = store, rerun, budget, progress
         self.first = rerun.kept_state(0, store.state(0)) if has_state(store, 0) else rerun.state()
 
     def check(self, steps: int | None = None, after: int = 0) -> RunCheck:
@@ -89,7 +93,7 @@ class ReferenceRun:
     def exact(self) -> ReferenceResult:
         """The result of the run. A run that is not the recorded one gives a warning."""
         if not self._result.check.exact:
-            warnings.warn(f"{self._result.check} Its answers are about this run.", DualformWarning, stacklevel=3)
+            warn(f"{self._result.check} Its answers are about this run.")
         return self._result
 
     @cached_property
@@ -101,10 +105,12 @@ class ReferenceRun:
         steps, states = len(self.rerun.steps), KeptStates(self.first, self._budget, len(self.rerun.steps))
         differences, kept = Differences(1, steps), kept_steps(self.store)
         start = time.perf_counter()
-        with untouched_generator():
+        with untouched_generator(), self.bar("running training again") as watch:
             self.rerun.load(self.first)
             for step in range(1, steps + 1):
                 self.rerun.run(step)
+                if watch:
+                    watch(1)
                 unlike = difference(self.store, self.rerun.model, step)
                 differences.add(step, unlike)
                 corrected = unlike is not None and step in kept
@@ -115,6 +121,11 @@ class ReferenceRun:
             trained = copied(self.rerun.model).eval()
         check, seconds = differences.check(self.likely_reason), time.perf_counter() - start
         return ReferenceResult(check, states.states, trained, seconds, torch.get_num_threads())
+
+    def bar(self, task: str, is_one_of_many: bool = False) -> AbstractContextManager[OnProgress | None]:
+        """A bar for a run of all steps. A function of the user's counts the runs, where there may be many."""
+        show = self.progress is True if is_one_of_many else self.progress
+        return bar(task, len(self.rerun.steps), show, WORTH_A_BAR)
 
     def _load_state_before(self, step: int) -> int:
         """Go to the last whole state that was kept up to a step; returns its step."""

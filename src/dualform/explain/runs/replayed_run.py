@@ -7,7 +7,6 @@ There are three answers to "what if this example had not been there?", in rising
 - *retrained*: the network really trained again without it.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -20,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import QueryError, warn
 from dualform.progress import OnProgress, Progress, bar
 from dualform.replay import (
     Data,
@@ -46,7 +45,7 @@ from ..query import Target, choose, examples_first, first_axis, labelled, logits
 from .answers import Influence, RunCheck
 from .comparison import Comparison
 from .metasmoothness import Metasmoothness
-from .reference import ReferenceRun
+from .reference import WORTH_A_BAR, ReferenceRun
 from .replayed_slots import ReplayedSlots, replay_slots
 from .retraining import Folder, Retraining, Trainer, renormalised, require_one_choice
 
@@ -57,9 +56,6 @@ if TYPE_CHECKING:
 
 PARTS_OF_BUDGET = 3
 """Memory is for states on the way, for the steps of a stretch, and for the adjoints of queries."""
-
-WORTH_A_BAR = 200
-"""Fewer steps end before anyone could read the bar."""
 
 
 class ReplayedRun:
@@ -75,6 +71,7 @@ class ReplayedRun:
         index: str = "index",
         optimizer: MakeOptimizer | None = None,
         budget: int | str = "4 GB",
+        progress: Progress = True,
     ) -> None:
         self._budget = bytes_of("budget", budget) // PARTS_OF_BUDGET
         store.need_steps()
@@ -84,7 +81,7 @@ class ReplayedRun:
         load_first_weights(store, own)
         traces, optimizers = step_traces(store, index), rebuild_optimizers(store, own, optimizer)
         rerun = Rerun(own, optimizers, losses, data, traces, taught=taught_rules(store, optimizers, own))
-        self._reference = ReferenceRun(store, rerun, self._budget)
+        self._reference = ReferenceRun(store, rerun, self._budget, progress)
         self._slots: list[ReplayedSlots] = []
 
     def __repr__(self) -> str:
@@ -391,7 +388,7 @@ class ReplayedRun:
             if not reference.exact.check.exact:
                 each.simplified.factors.clear()  # what another loss or other data do to the gradients was said before
             if each.simplified.held:
-                warnings.warn(each.simplified.held, DualformWarning, stacklevel=4)
+                warn(each.simplified.held)
         return found
 
     def _target(self, inputs: Any, target: Target) -> tuple[Callable[[nn.Module], Float[Tensor, " queries"]], str]:

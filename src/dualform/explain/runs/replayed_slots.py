@@ -1,7 +1,6 @@
 """A memory of a run that kept no slots: they are made by running it again, within a budget of bytes."""
 
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from dualform.engine import StoreView
-from dualform.errors import DualformWarning, QueryError
+from dualform.errors import QueryError, warn
 from dualform.progress import Progress, bar
 from dualform.replay import SlotFiles, SlotOptions, SlotRecording, copied, difference, untouched_generator
 from dualform.sizes import bytes_of
@@ -19,13 +18,10 @@ from dualform.store import STORED, Store
 from dualform.types import DType
 
 from .answers import RunCheck
-from .reference import Differences, ReferenceRun
+from .reference import WORTH_A_BAR, Differences, ReferenceRun
 
 if TYPE_CHECKING:
     from ..memory import Memory
-
-WORTH_A_BAR = 200
-"""Runs of fewer steps end before anyone could read the bar."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class ReplayedSlots:
     def warn(self) -> None:
         """Warn if this is not the recorded run."""
         if not self.check.exact:
-            warnings.warn(f"{self.check} Its answers are about this run.", DualformWarning, stacklevel=4)
+            warn(f"{self.check} Its answers are about this run.")
 
 
 def replay_slots(

@@ -106,7 +106,11 @@ class Trainer:
             try:
                 rerun.load(self.reference.first)
                 if memory is None:
-                    rerun.run(len(rerun.steps))
+                    with self.reference.bar("training again", is_one_of_many=True) as watch:
+                        for step in range(1, len(rerun.steps) + 1):
+                            rerun.run(step)
+                            if watch:
+                                watch(1)
                 else:
                     _run_recorded(rerun, memory, self.reference.store.visits, self.reference.store.manifest.dtype)
             finally:

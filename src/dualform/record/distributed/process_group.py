@@ -5,7 +5,6 @@ Processes that name the same path record one memory; processes that each name an
 
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dualform.errors import DualformWarning, RecordError
+from dualform.errors import RecordError, UserLine, warn
 
 PATIENCE, SHORT = 60.0, 10.0
 """Seconds after which a waiting process warns; and seconds that a process waits for the others after an error."""
@@ -115,7 +114,7 @@ class Ranks:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         message = f"process {self.rank} has been waiting for the others for {PATIENCE:.0f} s. {TOGETHER}"
-        timer = threading.Timer(PATIENCE, warnings.warn, (message, DualformWarning))
+        timer = threading.Timer(PATIENCE, warn, (message, UserLine.calling()))
         timer.daemon = True
         timer.start()
         try:

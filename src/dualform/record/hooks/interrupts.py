@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from _signal import getsignal  # pyright: ignore[reportMissingImports] # signal.getsignal takes 8 µs to find an enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Any
 
 from torch import optim
 
-from dualform.errors import DualformWarning
+from dualform.errors import DualformWarning, warn
 
 INTERRUPTS_TO_GIVE_UP = 3
 """How many interrupts make the recorder give up waiting for the disk."""
@@ -141,7 +140,7 @@ class Interrupts:
         errors: list[DualformWarning] = []
         for message in messages:
             try:
-                warnings.warn(message, DualformWarning, stacklevel=4)
+                warn(message)
             except DualformWarning as error:
                 errors.append(error)
         for error in errors[1:]:
@@ -156,7 +155,7 @@ class Interrupts:
             return
         for message in self._messages:
             try:
-                warnings.warn(message, DualformWarning, stacklevel=3)
+                warn(message)
             except DualformWarning:
                 error.add_note(message)
         self._messages = []

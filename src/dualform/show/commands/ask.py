@@ -26,6 +26,7 @@ from ..text import (
     same_digits,
     sum_check,
 )
+from .as_json import print_json
 
 MOST_SHOWN = 5
 """How many training examples are shown as pictures or passages."""
@@ -84,9 +85,10 @@ def as_target(word: str | None, examples: Examples) -> Target:
 
 
 def print_answers(
-    memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: RowQuestion, console: Console
-) -> None:
-    """Ask about the rows in one pass, and print the answer for each."""
+    memory: Memory, model: nn.Module, inputs: Any, rows: Sequence[int], question: RowQuestion, console: Console,
+    *, json: bool = False,
+) -> None:  # fmt: skip
+    """Ask about the rows in one pass, and print the answer for each, or all as JSON."""
     by = question.by or ("label" if "label" in memory.visits.column_names else "step")
     spot = memory.attend(model, inputs, target=question.target)
     # weights α of different layers do not add up
@@ -101,17 +103,21 @@ def print_answers(
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
+    notes = [WHOLE_NETWORK] if layer is None else [FIRST_ORDER] if layer != memory.layers[-1] else []
     hits = answer.hits
+    if hits.left_out:
+        notes.append(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.")
+    if hits.remark:
+        notes.append(hits.remark)
+    if json:
+        about = {"memory": memory.path, "step": memory.step, "per": hits.per, "rows": rows, "output": spot.prediction}
+        without = {} if masked is None else {"output_without": masked}
+        print_json({**about, **without, "answer": answer, "notes": notes if masked is None else [*notes, MASKED]})
+        return
     place = f"layer {layer}" if layer else "the whole network"
     console.print(f"[bold]{memory.path}[/] at step {memory.step:,}, {place}; {hits.per}s {caption(hits)}.")
-    if layer is None:
-        console.print(WHOLE_NETWORK)
-    elif layer != memory.layers[-1]:
-        console.print(FIRST_ORDER)
-    if hits.left_out:
-        console.print(f"Left out, as no slots of them were kept: {', '.join(hits.left_out)}.", markup=False)
-    if hits.remark:
-        console.print(hits.remark, markup=False)
+    for note in notes:
+        console.print(note, markup=False)
     for number, row in enumerate(rows):
         console.print(f"\n[bold]row {row}:[/]{_prediction(spot.prediction, number, question.classes)}")
         if question.inputs is not None:

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from dualform.errors import DualformError, QueryError
 from dualform.explain import open_memory
+from dualform.progress import quietly
 from dualform.types import Per, Score
 
 from ..described import DataOptions, described
@@ -26,24 +28,55 @@ from ..views import ExamplePlace, WorkQueue
 from . import demo as demonstration
 from . import evaluate as evaluation
 from . import reproduce as experiments
+from .as_json import print_json
 from .ask import RowQuestion, as_target, print_answers, require_memory_weights
 from .heads import HeadsInputs, print_reports, write_page
-from .help import print_help
-from .inspect import print_contents
+from .help import print_help, texts
+from .inspect import contents, print_contents
 from .program import program
+from .shell import Shell, after_interrupt, script, warnings_as_sentences
 
 PROGRAM = escape(program())
 
 
+ANYWHERE = ("--quiet", "-q", "--debug")
+"""Options of all commands, which may stand before the command or after it."""
+
+
 class Commands(TyperGroup):
     """Prints every error of ours as one sentence without a traceback, and ends cleanly on Ctrl-C."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words that were typed; options of all commands are moved to the front."""
+        ctx.meta["dualform.words"] = list(args)
+        end = args.index("--") if "--" in args else len(args)
+        first = [word for word in args[:end] if word in ANYWHERE]
+        return super().parse_args(ctx, [*first, *(word for word in args[:end] if word not in ANYWHERE), *args[end:]])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was typed, and remember its options for the case of Ctrl-C."""
+        name, command, rest = super().resolve_command(ctx, args)
+        ctx.meta["dualform.command"] = (name, command, list(rest))
+        return name, command, rest
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name. Its flags are shown as flags, not as options with a value."""
+        command = super().get_command(ctx, cmd_name)
+        return None if command is None else _with_bare_flags(command, command.get_params(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options before the command."""
+        params = super().get_params(ctx)
+        _with_bare_flags(self, params)
+        return params
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         _replace_what_cannot_be_encoded()
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         try:
-            return super().invoke(ctx)
+            with warnings_as_sentences(errors):
+                return super().invoke(ctx)
         except DualformError as error:
             if ctx.params.get("debug"):
                 raise
@@ -55,10 +88,18 @@ class Commands(TyperGroup):
             errors.print(f"cannot use {error.filename}: {error.strerror}.")
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
-            errors.print(
-                "\nStopped. Everything that was complete is on disk. To start over, run the same command again."
-            )
+            name, command, rest = ctx.meta["dualform.command"]
+            values = command.make_context(name, rest, parent=ctx, resilient_parsing=True).params
+            errors.print(f"\n{after_interrupt(name, values, ctx.meta['dualform.words'])}")
             raise typer.Exit(130) from error
+
+
+def _with_bare_flags(command: Any, params: Any) -> Any:
+    """A command whose flags have no ``<bool>`` in the help."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return command
 
 
 def _replace_what_cannot_be_encoded() -> None:
@@ -72,6 +113,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     help="Which training examples is this prediction made of?",
@@ -100,6 +142,7 @@ ClassesOption = Annotated[str | None, Option(help="Names of the classes: cat,dog
 TokensOption = Annotated[
     str | None, Option(help="Vocabulary of token ids: 'bytes', a .json or .txt list, or a tokenizer.json.")
 ]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 IndexOption = Annotated[
     str | None, Option(help="Column that holds the index of each visit's training example. Default: index.")
 ]
@@ -126,10 +169,16 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def options(
+    context: typer.Context,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Print results only: no progress, no estimates, no hints.")
+    ] = False,
     debug: Annotated[bool, Option("--debug", envvar="DUALFORM_DEBUG", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, Option("--version", help="Show the version and exit.", callback=_version)] = False,
 ) -> None:
     """Options of all commands."""
+    if quiet:
+        context.with_resource(quietly())
 
 
 @app.command(epilog=f"[bold]Example:[/] {PROGRAM} demo --out runs/demo")
@@ -142,9 +191,9 @@ def demo(
 
 
 @app.command(epilog=f"[bold]Example:[/] {PROGRAM} inspect runs/demo/memory")
-def inspect(path: MemoryPath) -> None:
+def inspect(path: MemoryPath, json: JsonOption = False) -> None:
     """Show what a memory holds: steps, visits, columns, layers, sizes on disk, certificate and marks."""
-    print_contents(open_memory(path), _console())
+    print_json(contents(open_memory(path))) if json else print_contents(open_memory(path), _console())
 
 
 EXAMPLES = f"""[bold]Examples:[/]
@@ -191,6 +240,7 @@ def ask(
     label: LabelOption = None,
     categories: CategoriesOption = None,
     trust: TrustOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Show which training examples the predictions for some rows are made of."""
     flags = ("--train", "--data")
@@ -216,7 +266,7 @@ def ask(
         source.classes,
     )
     inputs = together(examples.inputs, examples.others, network)
-    print_answers(memory, network, inputs, numbers, question, _console())
+    print_answers(memory, network, inputs, numbers, question, _console(), json=json)
 
 
 SERVE = f"""[bold]Examples:[/]
@@ -336,6 +386,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Train again without random subsets, and show how well influence and contributions predict what comes out."""
     options = DataOptions(model, data, test, None, tokens, index, length, columns, label, categories)
@@ -343,7 +394,9 @@ def evaluate(
     training, tests = source.require("train"), source.require("test")
     plan = evaluation.Plan(queries, subsets, drop, seed, processes, source.index)
     out = folder or path.with_name(path.name + "-evaluated")
-    evaluation.run(source.memory, source.network, training, tests, plan, out, _console())
+    outcome = evaluation.run(source.memory, source.network, training, tests, plan, out, _console(quiet=json))
+    if json:
+        print_json(evaluation.content(outcome, source.memory, plan))
 
 
 HEADS = f"""[bold]Examples:[/]
@@ -429,10 +482,21 @@ def reproduce(
 @app.command("help", epilog="[bold]Examples:[/]\n\ndualform help NoteError\n\ndualform help edited")
 def explain_name(
     name: Annotated[str | None, Argument(help="An error or a mark; without a name all of them are listed.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Explain an error or a mark: what happened, and what to do about it."""
-    print_help(name, _console())
+    print_json(texts(name)) if json else print_help(name, _console())
 
 
-def _console() -> Console:
-    return Console(highlight=False)
+@app.command(
+    epilog=f"[bold]Examples:[/]\n\n{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/dualform\n\n"
+    f"{PROGRAM} completion zsh > ~/.dualform-completion && echo 'source ~/.dualform-completion' >> ~/.zshrc\n\n"
+    f"{PROGRAM} completion fish > ~/.config/fish/completions/dualform.fish"
+)
+def completion(shell: Annotated[Shell, Argument(help="The shell: bash, zsh or fish.")]) -> None:
+    """Print a script with which the shell completes commands and options."""
+    typer.echo(script(get_command(app), ANYWHERE, shell), nl=False)
+
+
+def _console(quiet: bool = False) -> Console:
+    return Console(highlight=False, quiet=quiet)

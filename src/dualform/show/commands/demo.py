@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dualform.data import digits
 from dualform.explain import Certificate, Groups, Hits, Memory, Timeline, open_memory
 from dualform.models import MLP
+from dualform.progress import is_quiet
 from dualform.record import record
 
 from .. import figures
@@ -105,11 +106,22 @@ def _run(out: Path, steps: int, console: Console) -> Path:
         print_answer(console, answer)
     report = save(out, memory, data, DemoFindings(accuracy, certificate, answers, curve))
     console.print(f"[bold]4. Look for yourself[/] (everything above took {perf_counter() - start:.0f} s)")
-    console.print(f"Open the report {report}; the figures are in the same folder. To ask more, run:", soft_wrap=True)
+    console.print(f"Open the report {report}; the figures are in the same folder.", soft_wrap=True)
+    if not is_quiet():
+        print_commands(out, console)
+    return report
+
+
+def print_commands(out: Path, console: Console) -> None:
+    """Print the commands to go on with."""
+    console.print("To ask more, run:")
     console.print(*(f"  {line}" for line in commands(out)), sep="\n", soft_wrap=True, markup=False)
     if find_spec("uvicorn") is None:
-        console.print("The last one needs more packages: pip install 'dualform[web]'", soft_wrap=True, markup=False)
-    return report
+        console.print(
+            "The last one needs more packages: pip install 'dualform[web]' ('.[web]' in a clone)",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def load() -> DemoDigits:

@@ -166,12 +166,18 @@ def save(outcome: Evaluation, memory: Memory, plan: Plan, folder: Path) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     figure, numbers = folder / "lds.png", folder / "evaluation.json"
     figures.lds(outcome.table).savefig(figure)
+    numbers.write_text(json.dumps(content(outcome, memory, plan), indent=2) + "\n", encoding="utf-8")
+    return [figure, numbers]
+
+
+def content(outcome: Evaluation, memory: Memory, plan: Plan) -> dict[str, Any]:
+    """The numbers, with what they are about."""
     methods = [
         {"method": name, "lds": part.mean, "low": part.low, "high": part.high,
          "cpu_seconds": outcome.table.seconds[name], "per_query": part.per_query.tolist()}
         for name, part in outcome.table.correlations.items()
     ]  # fmt: skip
-    content = {
+    return {
         "memory": str(memory.path),
         "versions": memory.store.manifest.versions,
         "check": str(outcome.check),
@@ -183,5 +189,3 @@ def save(outcome: Evaluation, memory: Memory, plan: Plan, folder: Path) -> list[
         "metasmoothness": outcome.smooth.per_direction.tolist(),
         "methods": methods,
     }
-    numbers.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return [figure, numbers]

@@ -20,9 +20,22 @@ def sections() -> dict[str, str]:
     return {name: _LINK.sub(r"\1", text).strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def texts(name: str | None) -> dict[str, str]:
+    """One section by its name, or all of them; names are told apart without regard to capitals."""
+    text_by_name = sections()
+    if name is None:
+        return text_by_name
+    titles = {title.lower(): title for title in text_by_name}
+    if name.lower() not in titles:
+        similar = [titles[title] for title in get_close_matches(name.lower(), titles, n=3)]
+        advice = f"Do you mean {' or '.join(similar)}?" if similar else "'dualform help' lists the names."
+        raise QueryError(f"there is no error or mark called '{name}'. {advice}")
+    return {titles[name.lower()]: text_by_name[titles[name.lower()]]}
+
+
 def print_help(name: str | None, console: Console) -> None:
     """Print one section, or the names of all of them."""
-    text_by_name = sections()
+    text_by_name = texts(name)
     if name is None:
         errors = [title for title in text_by_name if title[0].isupper()]
         marks = [title for title in text_by_name if title not in errors]
@@ -30,11 +43,6 @@ def print_help(name: str | None, console: Console) -> None:
         console.print("Marks:", ", ".join(marks), "\n", highlight=False)
         console.print("Print one of them with: dualform help NAME", highlight=False)
         return
-    titles = {title.lower(): title for title in text_by_name}
-    if name.lower() not in titles:
-        similar = [titles[title] for title in get_close_matches(name.lower(), titles, n=3)]
-        advice = f"Do you mean {' or '.join(similar)}?" if similar else "'dualform help' lists the names."
-        raise QueryError(f"there is no error or mark called '{name}'. {advice}")
-    title = titles[name.lower()]
-    console.print(f"[bold]{title}[/]\n")
-    console.print(Markdown(text_by_name[title]))
+    for title, text in text_by_name.items():
+        console.print(f"[bold]{title}[/]\n")
+        console.print(Markdown(text))

@@ -1,10 +1,36 @@
 """``dualform inspect``: what a memory holds, printed on the terminal."""
 
+from typing import Any
+
 from rich.console import Console
 
 from dualform.explain import Memory
+from dualform.log import bytes_by_kind
 
 from ..text import certificate_table, columns_table, disk_table, layers_table
+
+
+def contents(memory: Memory) -> dict[str, Any]:
+    """The same for programs."""
+    manifest = memory.store.manifest
+    layers = [
+        {
+            "layer": layer.name, "modules": [module.name for module in layer.modules], "inputs": layer.d_in,
+            "outputs": layer.d_out, "slots": memory.store.slots(layer.name), "kept": layer.keep,
+            "rule": memory.store.parameters[layer.weights[0]].rule,
+        }
+        for layer in manifest.layers
+    ]  # fmt: skip
+    certificate = memory.certificate if memory.step and manifest.layers and not manifest.survey else {}
+    schema = memory.visits.schema
+    return {
+        "memory": memory.path, "survey": bool(manifest.survey), "steps": memory.step, "visits": manifest.visits,
+        "versions": manifest.versions, "dtype": manifest.dtype, "layers": layers,
+        "columns": {name: schema.field(name).type for name in schema.names},
+        "bytes": bytes_by_kind(memory), "certificate": dict(certificate),
+        "floor": dict(getattr(certificate, "floor", {})),
+        "marks": manifest.marks, "ending": manifest.ending,
+    }  # fmt: skip
 
 
 def print_contents(memory: Memory, console: Console) -> None:

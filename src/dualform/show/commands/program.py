@@ -18,11 +18,11 @@ def pasteable(*words: object) -> str:
 def program() -> str:
     """How to call this installation: ``dualform`` if the PATH finds it, else the path of its script.
 
-    Without a script (run from the source tree) it is ``python -m dualform.show.commands``.
+    Without a script (run from the source tree) it is ``python -m dualform``.
     """
     script = _script()
     if script is None:
-        return f"{_shortest(Path(sys.executable))} -m {__package__}"
+        return f"{_shortest(Path(sys.executable))} -m {NAME}"
     on_path = shutil.which(NAME)
     if on_path is not None and Path(on_path).resolve() == script.resolve():
         return NAME
