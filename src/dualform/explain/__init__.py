@@ -10,6 +10,7 @@ from .query import is_preconditioned
 from .runs import Comparison, Influence, Metasmoothness, ReplayedRun, Retraining, RunCheck
 from .spotlight import Spotlight
 from .surveys import SurveyScores
+from .suspects import SelfInfluence, Suspect, Suspects
 from .weights import Certificate, Ledger
 
 __all__ = [
@@ -27,8 +28,11 @@ __all__ = [
     "Retraining",
     "RunCheck",
     "ScanAnswers",
+    "SelfInfluence",
     "Spotlight",
     "SurveyScores",
+    "Suspect",
+    "Suspects",
     "Timeline",
     "is_preconditioned",
     "matching",
