@@ -471,7 +471,12 @@ class Memory:
         self.store.need_steps()
         self.store.need_training()
         if not self.store.manifest.layers:
-            raise QueryError(f"{self.store.path}: {KEEPS_NO_SLOTS} record with slots to find suspects.")
+            raise QueryError(f"{self.store.path}: {KEEPS_NO_SLOTS} record with keep='slots' to find suspects.")
+        if all(layer.keep == "ledger" for layer in self.store.manifest.layers):
+            raise QueryError(
+                f"the memory at {self.path} is a ledger and knows no single examples. Record with keep='slots' to find "
+                "suspects."
+            )
         return training_set(self.store, self._shown, x, y, index, column)
 
     def _matching(self, filter: Filter) -> np.ndarray:

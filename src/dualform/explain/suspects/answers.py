@@ -116,11 +116,14 @@ class Suspects:
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
     def __rich__(self) -> Table:
+        return self.to_rich()
+
+    def to_rich(self, count: int = SHOWN) -> Table:
         """The most suspicious examples as a table for the terminal."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=self.summary, caption_justify="left")
         for heading in ("index", "label → suggested", "score", "loss", "confidence", "visits"):
             table.add_column(heading, justify="left" if "→" in heading else "right")
-        for line in self.table.slice(0, SHOWN).to_pylist():
+        for line in self.table.slice(0, count).to_pylist():
             change = f"{self.class_name(line['label'])} → {self.class_name(line['suggested'])}"
             numbers = (f"{line['score']:.3f}", f"{line['loss']:.3g}", f"{line['confidence']:.3f}")
             table.add_row(str(line["index"]), change, *numbers, str(line["visits"]))

@@ -14,7 +14,7 @@ from dualform.types import LayerInfo
 from .training_set import TrainingSet
 
 FOREIGN = 0.25
-"""The share of visits with another label from which on the labels cannot be those of the training."""
+"""The share of the errors under another label from which on the labels cannot be those of the training."""
 
 UNEVEN = 0.05
 """How far the errors of a softmax may sum from zero, relative to their size: rounding."""
@@ -35,21 +35,21 @@ def training_labels(
         return f"the memory has no errors of the {classes} logits"
     rows, sums, batch = _errors_of_visits(store, view, layer, training, watch)
     size = sums.abs().sum(1)
-    if not len(sums) or float(sums.sum(1).abs().sum()) > UNEVEN * float(size.sum()):
+    if not float(size.sum()) or float(sums.sum(1).abs().sum()) > UNEVEN * float(size.sum()):
         return f"the errors of layer '{layer.name}' are not those of a softmax"
     labels = training.labels[rows]
+    foreign = float((size * (sums.argmin(1) != labels)).sum() / size.sum())  # the trained label has the negative error
+    if foreign > FOREIGN:
+        raise QueryError(
+            f"{foreign:.0%} of the errors are those of other labels than y has. Pass the labels that the network was "
+            "trained on, in the order of x; to judge other labels, compare them with the suggestions."
+        )
     scaled = sums * batch.unsqueeze(1)
     misses = -scaled.gather(1, labels.unsqueeze(1))[:, 0]  # 1 − p of the label, times a number that all share
     if float(misses.max()) > 1.01:  # the loss is a sum over the batch
         scaled, misses = sums, -sums.gather(1, labels.unsqueeze(1))[:, 0]
     most = float(misses.max())
     scale = 1.0 if 0.5 < most <= 1.01 else most
-    foreign = float((misses < -0.2 * max(scale, float(misses.abs().max()))).double().mean())
-    if scale <= 0 or foreign > FOREIGN:
-        raise QueryError(
-            f"in {foreign:.0%} of the visits the network was trained on another label than y has. Pass the labels that "
-            "it was trained on, in the order of x; to see other labels, compare them with the suggestions."
-        )
     own = torch.nn.functional.one_hot(labels, classes)
     probabilities = (scaled / scale + own).clamp(0, 1)
     probabilities = probabilities / probabilities.sum(1, keepdim=True).clamp(min=1e-12)

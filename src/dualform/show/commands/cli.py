@@ -30,6 +30,7 @@ from .heads import HeadsInputs, print_reports, write_page
 from .help import print_help
 from .inspect import print_contents
 from .program import program
+from .suspects import print_suspects
 
 PROGRAM = escape(program())
 
@@ -184,6 +185,33 @@ def ask(
         names,
     )
     print_answers(memory, network, together(inputs, named_inputs, network), numbers, question, _console())
+
+
+SUSPECTS = f"""[bold]Example:[/]
+
+{PROGRAM} suspects runs/demo/memory --model 'dualform.models:MLP(784, 128, 10)' --data runs/demo/train.npz -o suspects.csv"""  # noqa: E501
+
+
+@app.command(epilog=SUSPECTS)
+def suspects(
+    path: MemoryPath,
+    model: ModelName,
+    data: Annotated[
+        str, Option(help="Training examples in index order: a file with inputs and labels, or package.module:factory.")
+    ],
+    step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
+    k: Annotated[int, Option("-k", help="Number of suspects to print.", min=1)] = 10,
+    classes: ClassesOption = None,
+    tokens: TokensOption = None,
+    index: IndexOption = "index",
+    out: Annotated[Path | None, Option("-o", "--out", help="CSV file to write with all examples and scores.")] = None,
+) -> None:
+    """Find training examples whose label looks wrong, with the label that the others suggest."""
+    memory = open_memory(path) if step is None else open_memory(path).at(step)
+    network = make_model(model)
+    examples = load_examples(data, network, vocabulary=load_vocabulary(tokens))
+    names = () if classes is None else tuple(name.strip() for name in classes.split(","))
+    print_suspects(memory, network, examples, data, names, index, k, out, _console())
 
 
 SERVE = f"""[bold]Examples:[/]
