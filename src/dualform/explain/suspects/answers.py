@@ -10,8 +10,9 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from dualform.errors import require
@@ -115,19 +116,19 @@ class Suspects:
         """The name of a class; its number if it has none."""
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         return self.to_rich()
 
-    def to_rich(self, count: int = SHOWN) -> Table:
-        """The most suspicious examples as a table for the terminal."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=self.summary, caption_justify="left")
+    def to_rich(self, count: int = SHOWN) -> Group:
+        """The most suspicious examples as a table for the terminal, and the summary."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("index", "label → suggested", "score", "loss", "confidence", "visits"):
             table.add_column(heading, justify="left" if "→" in heading else "right")
         for line in self.table.slice(0, count).to_pylist():
             change = f"{self.class_name(line['label'])} → {self.class_name(line['suggested'])}"
             numbers = (f"{line['score']:.3f}", f"{line['loss']:.3g}", f"{line['confidence']:.3f}")
             table.add_row(str(line["index"]), change, *numbers, str(line["visits"]))
-        return table
+        return Group(table, Text(self.summary))
 
     @property
     def summary(self) -> str:
@@ -143,7 +144,7 @@ class Suspects:
         console = Console(file=StringIO(), width=100, color_system=None)
         console.print(self)
         assert isinstance(console.file, StringIO)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")
 
 
 @dataclass(frozen=True)
