@@ -11,6 +11,7 @@ from .query import is_preconditioned
 from .runs import Comparison, Influence, Metasmoothness, ReplayedRun, Retraining, RunCheck
 from .spotlight import Spotlight
 from .surveys import SurveyScores
+from .suspects import SelfInfluence, Suspect, Suspects
 from .weights import Certificate, Ledger
 
 __all__ = [
@@ -31,10 +32,13 @@ __all__ = [
     "Retraining",
     "RunCheck",
     "ScanAnswers",
+    "SelfInfluence",
     "SlotHit",
     "SlotHits",
     "Spotlight",
     "SurveyScores",
+    "Suspect",
+    "Suspects",
     "Timeline",
     "VisitHit",
     "VisitHits",

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from .query import Target, labelled, run_model, shadow_of
 from .runs import ReplayedRun
 from .spotlight import Spotlight
 from .surveys import Method, SurveyScores, survey_scores
+from .suspects import SelfInfluence, Suspects, TrainingSet, find_suspects, self_influence, training_set
 from .weights import (
     Certificate,
     Ledger,
@@ -270,6 +271,50 @@ class Memory:
             progress=progress,
         )
 
+    def suspects(
+        self,
+        model: nn.Module,
+        x: Any,
+        y: Any,
+        *,
+        index: Sequence[int] | Tensor | None = None,
+        column: str = "index",
+        classes: Sequence[str] = (),
+        progress: Progress = True,
+    ) -> Suspects:
+        """Find training examples whose label looks wrong, with the label that the other examples suggest.
+
+        ``x`` and ``y`` are the training examples and the labels that were trained on, a class each, in the order of the
+        noted ``column`` of indices; or say the ``index`` of each row. The score asks for the label of an example
+        without what the example itself put in, and before the network had learned it by heart (how: ``voices`` of the
+        answer, and the guide on wrong labels). For networks that give one logit a class.
+        """
+        training = self._training_set(x, y, index, column)
+        self.fits(model)
+        return find_suspects(self.store, self.view, training, model, self.weights_for(model), tuple(classes), progress)
+
+    def self_influence(
+        self,
+        model: nn.Module,
+        x: Any,
+        y: Any,
+        *,
+        layer: str | int | None = None,
+        target: Literal["margin", "loss"] = "margin",
+        index: Sequence[int] | Tensor | None = None,
+        column: str = "index",
+        progress: Progress = True,
+    ) -> SelfInfluence:
+        """How much each training example adds to the margin (or loss) of its own label.
+
+        Through one ``layer``, or to first order through all that have slots; without the biases. It is the diagonal of
+        ``memory.attend(model, x, target="margin", labels=y).by("index", layer=…)``, at the cost of one pass over the
+        slots.
+        """
+        training = self._training_set(x, y, index, column)
+        self.store.need_training()
+        return self_influence(self.store, self.view, training, model, self.weights_for(model), layer, target, progress)
+
     def ledger(self, column: str | Iterable[Any], *, progress: Progress = True) -> Ledger:
         """One set of weights for each group of a column: together with the initial part they add up to the weights.
 
@@ -429,6 +474,18 @@ class Memory:
         """Whether each visit happened up to this step and is not masked."""
         shown = self.store.visits["step"].to_numpy() <= self.step
         return shown if self.view.visible is None else shown & self.view.visible
+
+    def _training_set(self, x: Any, y: Any, index: Sequence[int] | Tensor | None, column: str) -> TrainingSet:
+        self.store.need_steps()
+        self.store.need_training()
+        if not self.store.manifest.layers:
+            raise QueryError(f"{self.store.path}: {KEEPS_NO_SLOTS} record with keep='slots' to find suspects.")
+        if all(layer.keep == "ledger" for layer in self.store.manifest.layers):
+            raise QueryError(
+                f"the memory at {self.path} is a ledger and knows no single examples. Record with keep='slots' to find "
+                "suspects."
+            )
+        return training_set(self.store, self._shown, x, y, index, column)
 
     def _matching(self, filter: Filter) -> np.ndarray:
         self.store.need_steps()

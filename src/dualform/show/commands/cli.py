@@ -35,6 +35,7 @@ from .help import print_help, texts
 from .inspect import contents, print_contents
 from .program import program
 from .shell import Shell, after_interrupt, script, warnings_as_sentences
+from .suspects import find_suspects, print_suspects, write_suspects
 
 PROGRAM = escape(program())
 
@@ -267,6 +268,42 @@ def ask(
     )
     inputs = together(examples.inputs, examples.others, network)
     print_answers(memory, network, inputs, numbers, question, _console(), json=json)
+
+
+SUSPECTS = f"""[bold]Example:[/]
+
+{PROGRAM} suspects runs/demo/memory -o suspects.csv"""
+
+
+@app.command(epilog=SUSPECTS)
+def suspects(
+    path: MemoryPath,
+    model: ModelOption = None,
+    data: TrainingOption = None,
+    step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
+    k: Annotated[int, Option("-k", help="Number of suspects to print.", min=1)] = 10,
+    classes: ClassesOption = None,
+    tokens: TokensOption = None,
+    index: IndexOption = None,
+    length: LengthOption = None,
+    columns: ColumnsOption = None,
+    label: LabelOption = None,
+    categories: CategoriesOption = None,
+    trust: TrustOption = False,
+    out: Annotated[Path | None, Option("-o", "--out", help="CSV file to write with all examples and scores.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find training examples whose label looks wrong, with the label that the others suggest."""
+    options = DataOptions(model, data, None, classes, tokens, index, length, columns, label, categories)
+    source = described(path, options, trust)
+    memory = source.memory if step is None else source.memory.at(step)
+    found = find_suspects(memory, source.network, source.require("train"), source.classes or (), source.index)
+    if out is not None:
+        write_suspects(found, out)
+    if json:
+        print_json(found)
+    else:
+        print_suspects(memory, found, source.require("train"), k, out, _console())
 
 
 SERVE = f"""[bold]Examples:[/]
