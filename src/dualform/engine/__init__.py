@@ -29,7 +29,7 @@ from .preconditioned import (
     scan_backwards,
     state_at,
 )
-from .scan import LayerQueries, Reduction, Scores, scan
+from .scan import LayerQueries, LayerScan, Reduction, Scores, scan, scan_together
 from .stream import StoreView, stream
 from .top_slots import TopSlots, TopSlotsByGroup
 
@@ -37,6 +37,7 @@ __all__ = [
     "Agreement",
     "GroupSums",
     "LayerQueries",
+    "LayerScan",
     "ParameterState",
     "ParameterSum",
     "Reduction",
@@ -71,6 +72,7 @@ __all__ = [
     "rounding",
     "scan",
     "scan_backwards",
+    "scan_together",
     "solve_fisher",
     "split_by_group",
     "state_at",

@@ -18,7 +18,7 @@ from dualform.progress import OnProgress
 from dualform.store import Block, LayerMatrix, Store
 from dualform.types import LayerInfo, Score
 
-from .stream import DecodedSlots, StoreView, stream
+from .stream import DecodedSlots, StoreView, stream, stream_together
 
 QUERY_ROWS = 1024
 """The number of query rows that are multiplied with a block at a time."""
@@ -148,21 +148,55 @@ def scan(
     Contributions need ``of_step``, the coefficients of each piece of the layer, and ``of_bias``, those of the biases
     that the queries have gradients of.
     """
-    contributions = any(reduction.score == "contribution" for reduction in reductions)
-    parts = list(queries.split())
-    rows = len(parts[0].rows)
-    width = max(store.block_rows(layer), ENTRIES // rows if len(parts) == 1 else 0)
-    buffer = ScanBuffer(store.layer(layer)[0], rows, width, store.compute, of_step if contributions else None, of_bias)
-    for slots in stream(store, layer, view, errors=contributions, watch=watch):
+    layer_scan = LayerScan(store, layer, queries, reductions, of_step, of_bias)
+    for slots in stream(store, layer, view, errors=layer_scan.contributes, watch=watch):
+        layer_scan.take(slots)
+    layer_scan.end()
+
+
+def scan_together(
+    store: Store, layer_scans: Sequence["LayerScan"], view: StoreView, watch: OnProgress | None = None
+) -> None:
+    """Scan several layers side by side: where slots are made by training again, once is enough for all."""
+    for layer, slots in stream_together(store, list(dict.fromkeys(each.layer for each in layer_scans)), view, watch):
+        for each in layer_scans:
+            if each.layer == layer:
+                each.take(slots)
+    for each in layer_scans:
+        each.end()
+
+
+class LayerScan:
+    """The scan of one layer for some queries: takes the layer's slots, block by block."""
+
+    def __init__(
+        self, store: Store, layer: str, queries: LayerQueries, reductions: Sequence[Reduction],
+        of_step: Sequence[Float[np.ndarray, " T1"]] | None = None,
+        of_bias: Mapping[str, Float[np.ndarray, " T1"]] | None = None,
+    ) -> None:  # fmt: skip
+        self.layer, self.reductions = layer, reductions
+        self.contributes = any(reduction.score == "contribution" for reduction in reductions)
+        self._parts = list(queries.split())
+        rows = len(self._parts[0].rows)
+        width = max(store.block_rows(layer), ENTRIES // rows if len(self._parts) == 1 else 0)
+        info = store.layer(layer)[0]
+        self._buffer = ScanBuffer(info, rows, width, store.compute, of_step if self.contributes else None, of_bias)
+
+    def take(self, slots: DecodedSlots) -> None:
+        """Multiply more slots with the queries, and reduce the products where there are enough."""
+        buffer, parts = self._buffer, self._parts
         if not buffer.fits(slots):
-            buffer.reduce(parts[0], 0, reductions)
+            buffer.reduce(parts[0], 0, self.reductions)
         first = 0
         for part in parts:
             buffer.add(slots, part)
             if len(parts) > 1:
-                buffer.reduce(part, first, reductions)
+                buffer.reduce(part, first, self.reductions)
             first += len(part)
-    buffer.reduce(parts[0], 0, reductions)
+
+    def end(self) -> None:
+        """All slots were taken."""
+        self._buffer.reduce(self._parts[0], 0, self.reductions)
 
 
 class ScanBuffer:

@@ -147,6 +147,7 @@ def answers(memory, training):
         "output": spot.output(layer),
         "earlier top": earlier.attend(training.model, x).top(2, layer=layer, per="slot").contribution,
         "masked prediction": masked.predict(training.model, x),
+        "examples": spot.top(3).contribution,
         "masked top": masked.attend(training.model, x).top(2, layer=layer, per="slot").contribution,
         **{f"weights of step 6, {name}": tensor for name, tensor in earlier.weights().items()},
         **{f"ledger, {name}": part for name, part in memory.ledger("source")["a"].items()},
@@ -200,6 +201,9 @@ def test_all_layers_take_one_pass_together(tmp_path, name):
         calls.clear()
         memory.check(bare.model, full=True)
         assert 11 <= len(calls) <= 12
+        calls.clear()
+        memory.attend(bare.model, bare.x[:2]).top(3)
+        assert 11 <= len(calls) <= (12 if name == "mlp momentum" else 24)
 
 
 def test_sizes_of_visits_are_those_of_kept_slots(tmp_path):

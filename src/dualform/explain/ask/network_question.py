@@ -8,13 +8,22 @@ uses, whichever of them its slots come from.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualform.engine import LayerQueries, Reduction, StoreView, coefficients, initial_part, scan, scan_backwards
+from dualform.engine import (
+    LayerQueries,
+    LayerScan,
+    Reduction,
+    StoreView,
+    coefficients,
+    initial_part,
+    scan_backwards,
+    scan_together,
+)
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
 from dualform.store import Store, assemble_matrix, piece_of
@@ -95,7 +104,7 @@ class NetworkQuestion:
         Returns the factors of the first state in parameters whose rules have a preconditioner.
         """
         store, view, factors = self.store, self.view, FirstFactors()
-        swept = []
+        swept, layer_scans = [], []
         for layer, of_all in self.asked:
             queries = of_all.of_examples(examples)
             if self._is_swept(layer, queries):
@@ -104,7 +113,9 @@ class NetworkQuestion:
             info, _ = store.layer(layer)
             of_step = [coefficients(store, name, view.horizon).of_step for name in info.weights]
             of_bias = {name: coefficients(store, name, view.horizon).of_step for name in queries.biases}
-            scan(store, layer, view, queries, reductions, of_step=of_step, of_bias=of_bias, watch=watch)
+            layer_scans.append(partial(LayerScan, store, layer, queries, reductions, of_step, of_bias))
+        for at_a_time in [layer_scans] if store.is_supplied else [[each] for each in layer_scans]:
+            scan_together(store, [make() for make in at_a_time], view, watch)
         if swept:
             scan_backwards(store, swept, view, reductions, watch, factors)
         return factors
