@@ -56,9 +56,9 @@ class Illustrations:
         """The picture of one example; None if there is none."""
         return None if self.kind != "pictures" or (row := self[index]) is None else self.image(row, f"example {index}")
 
-    def image(self, row: Any, alt: str) -> Markup | None:
-        """A row that looks like the pictures, as one; None if it does not."""
-        picture = self.picture(row)
+    def image(self, row: Any, alt: str, shades: tuple[float, float] | None = None) -> Markup | None:
+        """A row that looks like the pictures, as one; None if it does not. ``shades`` are black and white."""
+        picture = self.picture(row, shades)
         return None if picture is None else image(png_address(picture), alt)
 
     def columns_of(self, index: Any) -> dict[str, Any]:
@@ -74,13 +74,15 @@ class Illustrations:
             return {str(name): value for name, value in row.items()}
         return {str(place): value for place, value in enumerate(np.asarray(row).reshape(-1).tolist())}
 
-    def picture(self, row: Any) -> UInt8[Tensor, "height width *channels"] | None:
+    def picture(
+        self, row: Any, shades: tuple[float, float] | None = None
+    ) -> UInt8[Tensor, "height width *channels"] | None:
         """A row as bytes, made smaller if it is large; None if it has no shape of a picture."""
         pixels = _channels_last(_tensor(row))
         if pixels is None:
             return None
         if pixels.dtype != torch.uint8:
-            low, high = self._range
+            low, high = shades or self._range
             pixels = (255 * ((pixels.float() - low) / max(high - low, 1e-12)).clamp(0, 1)).round().to(torch.uint8)
         if (largest := max(pixels.shape[:2])) > WIDEST:
             size = [max(1, round(side * WIDEST / largest)) for side in pixels.shape[:2]]

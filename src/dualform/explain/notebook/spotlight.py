@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from dualform.errors import DualformError, QueryError
 from dualform.types import LayerInfo
 
@@ -97,9 +99,10 @@ def _quick_hits(spot: "Spotlight") -> "Hits | None":
 
 def _picture(spot: "Spotlight", query: int, looks: Illustrations | None) -> Markup | str:
     """The input of a query, if it looks like the pictures of the training set."""
-    if looks is None or looks.kind != "pictures" or not hasattr(spot.inputs, "shape"):
+    if looks is None or looks.kind != "pictures" or not isinstance(spot.inputs, Tensor):
         return ""
-    return looks.image(spot.inputs[query], f"query {query}") or ""
+    inputs = spot.inputs.detach().float()  # scaled in another way than the pictures, often
+    return looks.image(inputs[query], f"query {query}", (float(inputs.min()), float(inputs.max()))) or ""
 
 
 def _predictions(spot: "Spotlight") -> list[str]:

@@ -96,7 +96,8 @@ def _parts(groups: "Groups", query: int) -> list[tuple[str, float]]:
     if groups.bias is not None:
         lines.append(("training, in the bias", float(groups.bias[query].sum())))
     if groups.initial is not None:
-        lines.append(("first weights", float(groups.initial[query])))
+        rest = "" if groups.bias is not None else " and what is not explained"
+        lines.append((f"initial weights{rest}", float(groups.initial[query])))
     return lines
 
 

@@ -57,7 +57,7 @@ def ledger_lines(ledger: "Ledger") -> Iterator[str]:
     yield NORMS
 
 
-NORMS = "The first weights and all groups add up to the weights; their norms do not add up."
+NORMS = "The initial weights and all groups add up to the weights; their norms do not add up."
 
 
 def memory_html(memory: "Memory") -> str:
@@ -88,7 +88,7 @@ def _read_at(memory: "Memory") -> str:
     if passes:
         at = "the trained weights" if len(passes) == 1 else f"{len(passes)} checkpoints"
         return f"a survey of {len(memory.visits):,} visits at {at}"
-    masked = "" if visible is None else f" of {len(visible):,}, the others are masked"
+    masked = "" if visible is None else ", without those that are masked"
     return f"step {memory.step:,} of {memory.store.steps:,}, {len(memory.visits):,} visits{masked}"
 
 
@@ -106,7 +106,7 @@ def _written_certificate(memory: "Memory") -> str:
 def _sizes(ledger: "Ledger") -> list[tuple[str, float]]:
     """The norm of each part over all parameters, the largest group first."""
     groups = [(f"{visible_text(ledger.column, 30)} {visible_text(name)}", _norm(part)) for name, part in ledger.items()]
-    return [("first weights", _norm(ledger.initial)), *sorted(groups, key=lambda group: -group[1])]
+    return [("initial weights", _norm(ledger.initial)), *sorted(groups, key=lambda group: -group[1])]
 
 
 def _norm(part: Any) -> float:
