@@ -94,6 +94,8 @@ def test_the_plain_form_beside_the_html_is_what_print_shows(answers, name):
 
     answers[name]._repr_pretty_(Printer, False)
     assert texts == [str(answers[name])] and "tensor(" not in texts[0]
+    classes = [kind for kind in type(answers[name]).__mro__ if {"__repr__", "_repr_pretty_"} & vars(kind).keys()]
+    assert "_repr_pretty_" in vars(classes[0]), "IPython would show the __repr__"
 
 
 def test_hits_are_printed_and_shown_with_the_numbers_they_hold(answers):

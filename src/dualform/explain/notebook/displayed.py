@@ -6,6 +6,10 @@ from typing import Any
 class Displayed:
     """An answer that a notebook shows as HTML, and whose plain form is what ``print`` shows."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._repr_pretty_ = Displayed._repr_pretty_  # IPython prefers the __repr__ of a class to what it inherits
+
     def _repr_html_(self) -> str:
         raise NotImplementedError
 
