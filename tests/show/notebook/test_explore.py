@@ -65,17 +65,6 @@ def test_a_page_wants_the_token_and_a_frame_gets_a_cookie_for_its_site_alone(ope
     assert get(root + "run", Cookie=cookie.replace("=", "=x"))[0] == 401
 
 
-def test_an_explorer_of_the_command_line_cannot_be_framed(recorded):
-    from serving import serving
-
-    from dualform.show.views import Explorer
-
-    with serving(Explorer(recorded.memory, recorded.model)) as served:
-        headers = served.get("/run").headers
-        assert headers["x-frame-options"] == "DENY" and "frame-ancestors 'none'" in headers["content-security-policy"]
-        assert served.get("/run", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 403
-
-
 def test_closing_frees_the_port_and_can_be_repeated(recorded):
     explorer = dualform.explore(recorded.memory, recorded.model)
     port = urlsplit(explorer.address).port or 0
