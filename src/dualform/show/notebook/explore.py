@@ -14,10 +14,9 @@ from torch import nn
 from dualform.errors import QueryError
 from dualform.explain import Memory
 
-from ..examples import Vocabulary
+from ..examples import Examples, Vocabulary, load_examples
 from ..views import Explorer
 from ..web import make_server
-from .as_examples import as_examples
 
 HEIGHT = 820
 """The height of the frame in pixels."""
@@ -35,7 +34,7 @@ def explore(
     classes: Sequence[str] | None = None,
     index: str = "index",
     vocabulary: Vocabulary | None = None,
-    length: int = 100,
+    length: int | None = None,
     height: int = HEIGHT,
     port: int = 0,
 ) -> "NotebookExplorer":
@@ -43,7 +42,8 @@ def explore(
 
     - ``model``: any network of the recorded kind. The weights come from the memory, and yours is not touched.
     - ``train``, ``test``: rows as the model takes them: a tensor or an array, a pair (inputs, labels), a data set of
-      such pairs, or a mapping with "inputs" and perhaps "labels" and further arguments of the model.
+      such pairs, a mapping with "inputs" and perhaps "labels" and further arguments of the model; or a file or table
+      as for ``dualform.data.read``.
     - ``classes``: the names of the classes; ``index``: the column that says which training example a visit was.
     - ``vocabulary``: what decodes tokens; ``length``: tokens of an example where the data are one long text.
     - ``port``: 0 picks a free one.
@@ -53,7 +53,10 @@ def explore(
     """
     own = copy.deepcopy(model)
     train_examples, test_examples = (
-        None if data is None else as_examples(data, own, vocabulary, length) for data in (train, test)
+        data
+        if data is None or isinstance(data, Examples)
+        else load_examples(data, own, vocabulary=vocabulary, length=length)
+        for data in (train, test)
     )
     return NotebookExplorer(
         Explorer(memory, own, train_examples, test_examples, classes, index), height=height, port=port
