@@ -55,6 +55,7 @@ class Pictures:
             "survey": survey,
             "spotlight": spot,
             "ledger": self.memory.ledger("label"),
+            "suspects": self.memory.suspects(self.model, self.x, self.labels, classes=["a", EVIL, "c"]),
         }
 
 

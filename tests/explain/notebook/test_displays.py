@@ -19,6 +19,7 @@ from dualform.explain.notebook import Displayed, visible_text
 NAMES = [
     "examples", "visits", "slots", "groups", "groups-of-layer", "timeline", "certificate", "influence", "comparison",
     "check", "scores", "memory", "masked", "survey", "spotlight", "ledger",
+    "suspects",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from .markup import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 from .runs import check_html, comparison_html, influence_html
 from .spotlight import spotlight_html, spotlight_lines
 from .sums import groups_html, groups_lines, timeline_html, timeline_lines
+from .suspects import suspects_html
 from .text import ends, plain, same_digits, seen, visible_text
 from .weights import certificate_html, ledger_html, ledger_lines, memory_html
 
@@ -38,6 +39,7 @@ __all__ = [
     "seen",
     "spotlight_html",
     "spotlight_lines",
+    "suspects_html",
     "timeline_html",
     "timeline_lines",
     "visible_text",
