@@ -20,7 +20,7 @@ def suspects_html(suspects: "Suspects") -> str:
         content = example_tiles(
             looks,
             [
-                (line["index"], change, {"index": line["index"], "score": line["score"]}, "")
+                (line["index"], change, {"index": line["index"], "score": f"{line['score']:.3f}"}, "")
                 for line, change in zip(lines, changes, strict=True)
             ],
         )
