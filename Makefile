@@ -13,10 +13,11 @@ LOWEST := $(VENV)-lowest
 PEERS := $(VENV)-peers
 LOGGERS := $(VENV)-loggers
 MLFLOW := $(VENV)-mlflow
+NOTEBOOK := $(VENV)-notebook
 LOWEST_TESTS := tests/record/test_step_hooks.py tests/store tests/engine tests/explain tests/rules tests/attention
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow typed check format docs wheel package lowest peers loggers truth reproduce clean
+.PHONY: help demo test slow typed check format docs gallery wheel package lowest peers loggers truth reproduce clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -45,6 +46,10 @@ format: $(READY) ## format the code and mend what can be mended by itself
 docs: $(DOCS_READY) ## build the documentation as a site in docs/_build; a warning or a broken link is an error
 	@$(BIN)/python -m sphinx -q -W -b html $(ARGS) docs docs/_build
 	@echo "The site is docs/_build/index.html."
+
+gallery: $(NOTEBOOK)/.ready ## run the notebooks of docs/gallery again and keep what they show, then test them; needs a network once
+	@$(NOTEBOOK)/bin/python docs/gallery/execute.py
+	@$(NOTEBOOK)/bin/python -m pytest -m slow tests/show/notebook $(ARGS)
 
 wheel: $(READY) ## build the source distribution and the wheel in dist/
 	@rm -rf dist
@@ -113,6 +118,12 @@ $(MLFLOW)/.ready: pyproject.toml # alone: MLflow asks for versions of its own of
 	@$(PYTHON) -m venv --clear $(MLFLOW)
 	@echo "Installing MLflow in $(MLFLOW)."
 	@$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check -e '.[pandas]' pytest hypothesis 'mlflow>=2.20'
+	@touch $@
+
+$(NOTEBOOK)/.ready: pyproject.toml docs/gallery/requirements.txt
+	@$(PYTHON) -m venv --clear $(NOTEBOOK)
+	@echo "Installing Jupyter and marimo in $(NOTEBOOK)."
+	@$(NOTEBOOK)/bin/python -m pip install -qq --disable-pip-version-check -e '.[notebook,demo]' -r docs/gallery/requirements.txt
 	@touch $@
 
 $(READY): pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
 """Sphinx: the pages of this folder as a site. `make docs` builds it; nothing on it comes from the network."""
 
 import html
+import json
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -17,7 +18,7 @@ project_copyright = "dualform contributors"
 version = release = version_of("dualform")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}  # see notebook_as_markdown
 exclude_patterns = ["_build"]
 master_doc = "index"
 
@@ -90,6 +91,30 @@ def add_title(app: Any, name: str, source: list[str]) -> None:
         source[0] = f"# {TITLES[name]}\n\n{source[0]}"
 
 
+def notebook_as_markdown(app: Any, name: str, source: list[str]) -> None:
+    """Turn a notebook of the gallery into a page: its texts, its code, and what each cell showed."""
+    if Path(app.env.doc2path(name)).suffix == ".ipynb":
+        source[0] = "\n\n".join(part for cell in json.loads(source[0])["cells"] for part in _cell_parts(cell))
+
+
+def _cell_parts(cell: dict[str, Any]) -> list[str]:
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [text]
+    return [f"```python\n{text}\n```", *map(_shown, cell["outputs"])]
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """What a cell showed: HTML or a picture as in the notebook, else its text."""
+    shown = {kind: "".join(value) for kind, value in output.get("data", {}).items()}
+    if "text/html" in shown:
+        return f"````{{raw}} html\n<div class='shown'>{shown['text/html']}</div>\n````"
+    if "image/png" in shown:
+        picture = shown["image/png"].replace("\n", "")
+        return f"````{{raw}} html\n<div class='shown'><img src='data:image/png;base64,{picture}'></div>\n````"
+    return f"````\n{shown.get('text/plain') or ''.join(output.get('text', ''))}\n````"
+
+
 def list_external_links(app: Any, error: Exception | None) -> None:
     """Write the addresses of all external links to a file. They are not fetched."""
     if error is None:
@@ -102,6 +127,7 @@ def list_external_links(app: Any, error: Exception | None) -> None:
 def setup(app: Any) -> dict[str, bool]:
     """Connect the functions above."""
     app.connect("source-read", add_title)
+    app.connect("source-read", notebook_as_markdown)
     app.connect("build-finished", list_external_links)
     app.connect("autodoc-process-docstring", escape_bars)
     app.add_html_math_renderer("mathml", (inline_mathml, None), (block_mathml, None))

@@ -7,6 +7,7 @@ from dualform.explain import Memory, survey
 from dualform.explain import open_memory as open
 from dualform.record import Tape, record
 from dualform.show import figures as plot
+from dualform.show.notebook import explore
 
 __all__ = [
     "Memory",
@@ -14,6 +15,7 @@ __all__ = [
     "attention",
     "data",
     "evaluate",
+    "explore",
     "log",
     "open",
     "plot",

@@ -198,6 +198,10 @@ def pages_in_toctrees(page: Path) -> Iterator[Path]:
         for line in body.splitlines():
             if line and not line.startswith(":"):
                 name = line.rpartition("<")[2].rstrip(">")
+                notebook = page.parent / f"{name}.ipynb"
+                if notebook.exists():
+                    yield notebook
+                    continue
                 child = page.parent / f"{name}.md"
                 yield child
                 yield from pages_in_toctrees(child)
@@ -205,7 +209,8 @@ def pages_in_toctrees(page: Path) -> Iterator[Path]:
 
 def test_the_site_lists_every_page_once():
     listed = sorted(pages_in_toctrees(DOCS / "index.md"))
-    existing = [page for page in DOCS.rglob("*.md") if "_build" not in page.parts and page != DOCS / "index.md"]
+    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    existing = [page for page in pages if "_build" not in page.parts and page != DOCS / "index.md"]
     assert listed == sorted(existing)
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.show.text.words import disk_size, ends, parts, plain, same_digits, size, sum_check
+from dualform.explain.notebook import ends, plain, same_digits
+from dualform.show.text.words import disk_size, parts, size, sum_check
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from dualform.errors import QueryError, require
 from dualform.types import Score
 
+from .notebook import Displayed, groups_html, groups_lines, timeline_html, timeline_lines
+
 
 @dataclass(frozen=True)
 class GroupRow:
@@ -28,7 +30,7 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Displayed):
     """A score summed over groups of visits, ``values`` (query, group), ``names`` the groups.
 
     For contributions the parts sum to the whole: ``values`` + ``bias`` over all groups + ``initial`` (what is left of
@@ -65,6 +67,13 @@ class Groups:
         tensors = {name: getattr(self, name) for name in ("values", "bias", "initial", "total")}
         return replace(self, **{name: t[cut] for name, t in tensors.items() if t is not None})
 
+    def __str__(self) -> str:
+        return "\n".join(groups_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return groups_html(self)
+
     @property
     def residual(self) -> Float[Tensor, " n"] | None:
         """The part of the total that the other parts leave unexplained (rounding)."""
@@ -90,7 +99,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Displayed):
     """A score summed over stretches of training time, ``values`` (query, group, stretch); ``edges`` are steps.
 
     Stretch i holds the steps ``edges[i] < step <= edges[i + 1]``.
@@ -114,6 +123,13 @@ class Timeline:
     def __getitem__(self, query: int) -> "Timeline":
         """The stretches of one query."""
         return replace(self, values=self.values[query_slice(query, len(self))])
+
+    def __str__(self) -> str:
+        return "\n".join(timeline_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return timeline_html(self)
 
     def to_pandas(self) -> Any:
         """One line per query, group and stretch."""

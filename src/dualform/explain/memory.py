@@ -21,6 +21,7 @@ from dualform.types import DType, Mark
 
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
+from .notebook import Displayed, illustrate, memory_html
 from .query import Target, labelled, run_model, shadow_of
 from .runs import ReplayedRun
 from .spotlight import Spotlight
@@ -92,7 +93,7 @@ def survey(
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Displayed):
     """A recorded training run, read at a horizon and through a mask. Made by :func:`dualform.open`.
 
     A masked memory (``without``, ``only``) leaves out direct contributions with everything else held fixed: it shows
@@ -153,6 +154,19 @@ class Memory:
             return f"Memory({str(self.path)!r}, {survey}, layers {list(self.layers)})"
         mask = "" if visible is None else f", {int(visible.sum()):,} of {len(visible):,} visits"
         return f"Memory({str(self.path)!r}, step {self.step} of {self.store.steps}, layers {list(self.layers)}{mask})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return memory_html(self)
+
+    def illustrate(self, *, pictures: Any = None, passages: Any = None, table: Any = None) -> "Memory":
+        """Say what the training examples look like, for the displays of all answers in this process.
+
+        Give ``pictures``, ``passages`` (texts) or a ``table`` (a DataFrame, or lines of numbers), indexed by what was
+        noted as ``index``. Nothing is written into the memory.
+        """
+        illustrate(str(self.path), pictures=pictures, passages=passages, table=table)
+        return self
 
     # ------------------------------------------------------------------------------------------- other views
 

@@ -15,7 +15,7 @@ from dualform.types import LayerInfo, ModuleInfo
 
 from .ask import AskedQuestions, step_coefficients
 from .attribution import Attribution
-from .notebook import spotlight_html
+from .notebook import Displayed, spotlight_html, spotlight_lines
 from .query import Capture, Question, Target, apply, capture, first_axis, is_preconditioned, labelled, target_key
 from .weights import is_shared
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .memory import Memory
 
 
-class Spotlight(Attribution):
+class Spotlight(Displayed, Attribution):
     """What a memory recalls for some inputs. Lazy: one forward pass gives all queries, each question is one scan.
 
     ``target`` is what contributions add to: the logit of the predicted class (None), a class, one class an example, a
@@ -51,6 +51,9 @@ class Spotlight(Attribution):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the passes that were run: another process runs its own."""
         return {**{name: value for name, value in vars(self).items() if name != "_own_capture"}, "_captures": {}}
+
+    def __str__(self) -> str:
+        return "\n".join(spotlight_lines(self))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -1,7 +1,7 @@
 """What answers a query best: training examples, visits of examples, or single slots."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,9 +13,7 @@ from dualform.errors import require
 from dualform.types import Score
 
 from ..answers import query_slice
-
-PLACES = ("visit", "step", "row")
-"""Columns of a visit that the user has not noted."""
+from ..notebook import Displayed, hits_html, hits_lines, seen
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class ExampleHit(Hit):
 
 
 @dataclass(frozen=True)
-class Hits:
+class Hits(Displayed):
     """The best hits of each query, in rows of queries. All tensors are (query, rank).
 
     Iterating gives the hits of all queries, those of the first query first; ``hits[i]`` are those of one query.
@@ -91,6 +89,8 @@ class Hits:
     """Layers of the network that could not be asked, as no slots of them were kept."""
     remark: str
     """What a reader should know of these hits, in a sentence; or nothing."""
+    folder: str = field(default="", kw_only=True, repr=False)
+    """The folder of the memory that was asked."""
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -127,37 +127,25 @@ class Hits:
         return names[0] if names else None
 
     def __str__(self) -> str:
-        return "\n".join(str(line) for line in self._lines())
+        return "\n".join(hits_lines(self))
 
-    def _lines(self) -> Iterator[str]:
-        n, k = self.weight.shape
-        place = f"layer '{self.layer}'" if self.layer else "the whole network"
-        yield f"The {k} {self.per}s that count most for {self.target}, in {place}:"
-        for hit in self:
-            if n > 1 and hit.rank == 0:
-                yield f"query {hit.query}"
-            value = hit.contribution if self.score == "contribution" else hit.weight
-            noted = ", ".join(f"{name} {value}" for name, value in hit.columns.items()
-                              if value is not None and name not in PLACES)  # fmt: skip
-            yield f"  {value:+.4g}  {noted}{self._describe(hit)}"
-        if self.left_out:
-            yield f"Left out, as no slots of them were kept: {', '.join(self.left_out)}."
-        if self.remark:
-            yield self.remark
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return hits_html(self)
 
-    def _describe(self, hit: Any) -> str:
-        """What a line says of a hit besides its columns."""
-        return ""
+    def when(self, hit: Any) -> str:
+        """When training saw what a hit stands for, in words."""
+        return f"rank {hit.rank + 1}"
 
     def to_pandas(self) -> Any:
         """One line per hit."""
         pd = require("pandas", "pandas")
         n, k = self.weight.shape
         data: dict[str, Any] = {"query": np.repeat(np.arange(n), k), "rank": np.tile(np.arange(k), n)}
-        for field in fields(self.row):
-            name = self._tensor_of(field.name)
+        for of_hit in fields(self.row):
+            name = self._tensor_of(of_hit.name)
             if name is not None:
-                data[field.name] = getattr(self, name).flatten().numpy()
+                data[of_hit.name] = getattr(self, name).flatten().numpy()
         frame = pd.DataFrame(data)
         for name in self.columns.column_names:
             if name not in frame:
@@ -182,8 +170,8 @@ class SlotHits(Hits):
         """The scores by which the slots were chosen."""
         return self.weight.abs() if self.score == "abs" else super().scores
 
-    def _describe(self, hit: SlotHit) -> str:
-        return f" (step {hit.step:,}, position {hit.position})"
+    def when(self, hit: SlotHit) -> str:
+        return f"step {hit.step:,}, position {hit.position}"
 
 
 @dataclass(frozen=True)
@@ -196,8 +184,8 @@ class VisitHits(Hits):
     visits: Int[Tensor, "n k"]
     steps: Int[Tensor, "n k"]
 
-    def _describe(self, hit: VisitHit) -> str:
-        return f" (step {hit.step:,})"
+    def when(self, hit: VisitHit) -> str:
+        return f"step {hit.step:,}"
 
 
 @dataclass(frozen=True)
@@ -216,6 +204,5 @@ class ExampleHits(Hits):
     first_steps: Int[Tensor, "n k"]
     last_steps: Int[Tensor, "n k"]
 
-    def _describe(self, hit: ExampleHit) -> str:
-        times = "once" if hit.visits == 1 else f"{hit.visits} times"
-        return f" (seen {times}, steps {hit.first_step:,} to {hit.last_step:,})"
+    def when(self, hit: ExampleHit) -> str:
+        return seen(hit.visits, hit.first_step, hit.last_step)

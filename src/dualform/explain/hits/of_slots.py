@@ -38,6 +38,7 @@ def slot_hits(question: Question, best: TopSlots) -> SlotHits:
         steps=_by_query(calls.step[calls.calls_of(flat)], n),
         positions=_by_query(calls.positions_of(flat), n),
         visits=_by_query(visits, n),
+        folder=str(question.store.path),
     )
 
 

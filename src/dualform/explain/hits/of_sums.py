@@ -12,7 +12,8 @@ from dualform.store import Store
 from dualform.types import Order, Per, Score
 
 from ..groups import GroupOfSlot, groups_of
-from .answers import PLACES, ExampleHits, Hits, VisitHits
+from ..notebook import PLACES
+from .answers import ExampleHits, Hits, VisitHits
 from .of_slots import visit_columns
 
 INDEX = "index"
@@ -76,7 +77,7 @@ class Summands:
             columns = columns.drop_columns([name for name in PLACES if name in columns.column_names])
         shared: dict[str, Any] = {
             "layer": layer, "score": score, "target": target, "columns": columns,
-            "left_out": left_out, "remark": remark,
+            "left_out": left_out, "remark": remark, "folder": str(self.store.path),
             "weight": nothing if score == "contribution" else value,
             "contribution": value if score == "contribution" else nothing,
         }  # fmt: skip

@@ -14,10 +14,11 @@ from dualform.errors import QueryError, require
 from dualform.replay import Difference
 
 from ..groups import groups_of_visits, require_column
+from ..notebook import Displayed, check_html, influence_html
 
 
 @dataclass(frozen=True)
-class RunCheck:
+class RunCheck(Displayed):
     """Whether a run came out as it was recorded: the first step that differs, and how far off it was where that is
     known.
     """
@@ -51,6 +52,10 @@ class RunCheck:
             f"{self._how_far()}. {self.reason}"
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return check_html(self)
+
     def _how_far(self) -> str:
         if self.difference is None or self.difference.largest is None:
             return ""
@@ -60,7 +65,7 @@ class RunCheck:
 
 
 @dataclass(frozen=True)
-class Influence:
+class Influence(Displayed):
     """How a target depends on each example: positive where the example speaks for it.
 
     Leaving the example out of this run changes the target by about minus its value. ``values`` is (query, example), the
@@ -77,6 +82,8 @@ class Influence:
     """The column of the visits that holds their example."""
     note: str = field(default="", kw_only=True)
     """What the answer holds fixed, or takes one branch of, in sentences; empty where it is simply the slope."""
+    folder: str = field(default="", kw_only=True, repr=False)
+    """The folder of the memory that was asked."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -134,3 +141,7 @@ class Influence:
             f"{self.kind}: without example {index} {self.target} of query 0 would be about {abs(value):.2g} {change}."
         )
         return f"{text} {self.note}".strip()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return influence_html(self, [self.note])

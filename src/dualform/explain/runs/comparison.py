@@ -10,11 +10,13 @@ from torch import Tensor
 
 from dualform.errors import require
 
+from ..notebook import Displayed, comparison_html
+
 HEADING = "query   before   direct  predicted  retrained"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Displayed):
     """The change of each query's target when some visits are left out, by each of the three answers.
 
     Where several choices were compared, the answers have a first axis for them, in the order of ``subsets``.
@@ -46,6 +48,10 @@ class Comparison:
     def __str__(self) -> str:
         note = [f"Predicted: {self.note}"] if self.note else []
         return "\n".join([f"Change of {self.target} (trust the last column):", *self._lines(), *note])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return comparison_html(self)
 
     def _lines(self) -> Iterator[str]:
         if self.retrained.ndim == 1:

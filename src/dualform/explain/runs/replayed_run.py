@@ -367,7 +367,7 @@ class ReplayedRun:
         values.index_add_(1, self._example_of_visit, found.values)
         return Influence(
             kind, name, self.examples, values, self.visits, found.values,
-            index_column=self.index_column, note=found.simplified.note,
+            index_column=self.index_column, note=found.simplified.note, folder=str(self.store.path),
         )  # fmt: skip
 
     def _influences(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..notebook import influence_html
 from ..runs import Influence
 
 SHOWN = 6
@@ -36,11 +37,16 @@ class SurveyScores(Influence):
 
     def __str__(self) -> str:
         index, value = self.top(1)[0]
-        lines = [
-            f"{self.kind}: example {index} speaks most for {self.target} of query 0 ({value:+.3g}).", self.approximation
-        ]  # fmt: skip
-        if self.left_out:
-            names = [f"'{name}' ({reason})" for name, reason in list(self.left_out.items())[:SHOWN]]
-            more = f" and {len(self.left_out) - SHOWN} more" if len(self.left_out) > SHOWN else ""
-            lines.append(f"Left out: {', '.join(names)}{more}.")
-        return "\n".join(lines)
+        first = f"{self.kind}: example {index} speaks most for {self.target} of query 0 ({value:+.3g})."
+        return "\n".join([first, self.approximation, *self._left_out_in_words()])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return influence_html(self, [self.approximation, *self._left_out_in_words()])
+
+    def _left_out_in_words(self) -> list[str]:
+        if not self.left_out:
+            return []
+        names = [f"'{name}' ({reason})" for name, reason in list(self.left_out.items())[:SHOWN]]
+        more = f" and {len(self.left_out) - SHOWN} more" if len(self.left_out) > SHOWN else ""
+        return [f"Left out: {', '.join(names)}{more}."]

@@ -63,7 +63,9 @@ def survey_scores(
     index, example = np.unique(visits["index"].to_numpy(), return_inverse=True)
     by_example = per_visit.new_zeros(len(per_visit), len(index)).index_add_(1, torch.from_numpy(example), per_visit)
     rates = tuple(one_pass.learning_rate for one_pass in passes)
-    return SurveyScores(method, name, index, by_example, visits, per_visit, rates, added, left_out)
+    return SurveyScores(
+        method, name, index, by_example, visits, per_visit, rates, added, left_out, folder=str(store.path)
+    )
 
 
 def _pass_scores(

@@ -1,7 +1,7 @@
 """Answers about the training set itself: suspects, and how much examples speak for themselves."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
@@ -16,6 +16,8 @@ from rich.text import Text
 from torch import Tensor
 
 from dualform.errors import require
+
+from ..notebook import Displayed, suspects_html, visible_text
 
 SHOWN = 10
 """How many suspects are printed."""
@@ -39,7 +41,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Suspects:
+class Suspects(Displayed):
     """Every training example, the most suspicious first.
 
     The columns of ``table``: ``index``, ``label``; ``suggested``, the likeliest other label; ``score``, one minus the
@@ -57,6 +59,8 @@ class Suspects:
     left_out: Mapping[str, str]
     classes: tuple[str, ...] = ()
     """The names of the classes, for printing."""
+    folder: str = field(default="", kw_only=True, repr=False)
+    """The folder of the memory that was asked."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -116,6 +120,10 @@ class Suspects:
         """The name of a class; its number if it has none."""
         return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return suspects_html(self)
+
     def __rich__(self) -> Group:
         return self.to_rich()
 
@@ -127,7 +135,7 @@ class Suspects:
         for line in self.table.slice(0, count).to_pylist():
             change = f"{self.class_name(line['label'])} → {self.class_name(line['suggested'])}"
             numbers = (f"{line['score']:.3f}", f"{line['loss']:.3g}", f"{line['confidence']:.3f}")
-            table.add_row(str(line["index"]), change, *numbers, str(line["visits"]))
+            table.add_row(str(line["index"]), Text(visible_text(change, 80)), *numbers, str(line["visits"]))
         return Group(table, Text(self.summary))
 
     @property

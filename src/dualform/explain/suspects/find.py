@@ -1,6 +1,7 @@
 """Suspects from three voices: what layers saw of other examples, what they made of it, and what training said."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +63,8 @@ def find_suspects(
         if not uses:
             own, left_out["column 'own'"] = None, "no layer has slots and a rule"
         probabilities, voices, features = _voices(store, view, layers, training, logits.shape[1], left_out, watch)
-    return _table(training, logits, probabilities, own, features, voices, left_out, classes)
+    suspects = _table(training, logits, probabilities, own, features, voices, left_out, classes)
+    return replace(suspects, folder=str(store.path))
 
 
 def _voices(

@@ -7,9 +7,11 @@ from typing import Any
 from dualform.errors import require
 from dualform.types import Mark
 
+from ..notebook import Displayed, certificate_html
+
 
 @dataclass(frozen=True)
-class Certificate(Mapping[str, float]):
+class Certificate(Displayed, Mapping[str, float]):
     """Parameter name → ‖W − rebuilt‖ / ‖W − W₀‖: how exactly the memory explains the weights at ``step``.
 
     ``floor`` is the rounding error of training itself. ``rest`` are the parameters that are kept as snapshots and not
@@ -50,6 +52,10 @@ class Certificate(Mapping[str, float]):
         if self.ending:
             lines.append(f"  {self.ending}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return certificate_html(self)
 
     def to_pandas(self) -> Any:
         """One line per parameter."""

@@ -15,6 +15,7 @@ from dualform.progress import Progress
 from dualform.store import LedgerKey, LedgerParts, Store
 
 from ..groups import GroupOfSlot, groups_from_values, groups_of
+from ..notebook import Displayed, ledger_html, ledger_lines
 from .network import explained, split_by
 
 LARGEST = 4 << 30
@@ -22,7 +23,7 @@ LARGEST = 4 << 30
 
 
 @dataclass(frozen=True)
-class Ledger(Mapping[Any, Mapping[str, Tensor]]):
+class Ledger(Displayed, Mapping[Any, Mapping[str, Tensor]]):
     """What each group put into the weights: group → parameter → tensor. ``initial`` + all groups = the weights."""
 
     column: str
@@ -43,6 +44,13 @@ class Ledger(Mapping[Any, Mapping[str, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def __str__(self) -> str:
+        return "\n".join(ledger_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return ledger_html(self)
 
     def total(self, parameter: str) -> Tensor:
         """The parameter itself: the initial part and all groups added up."""

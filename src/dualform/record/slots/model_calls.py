@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class ModelCall:
         """… and the modules in evaluation mode, and the parameters that take no gradient."""
 
 
+@runtime_checkable
 class CallWatcher(Protocol):
     """Is told of every call by the user that may be followed by a backward pass."""
 

@@ -1,6 +1,7 @@
 """Figures of answers, public as ``dualform.plot``. Each function is named after the question whose answer it draws.
 
-Every function returns a ``matplotlib.figure.Figure`` and neither shows nor keeps it.
+Every function returns a ``matplotlib.figure.Figure`` and does not keep it. A notebook shows it by itself: neither
+``%matplotlib`` nor pyplot is needed.
 """
 
 from .allocations import allocations

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from dualform.errors import require
+from dualform.explain.notebook import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 
 from ..text import plain, same_digits
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 else:
     Figure = Any  # matplotlib is an extra: it is imported when a figure is drawn
 
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-GREY, INK = "#999999", "#222222"
+SKY, GREY, INK = "#56B4E9", "#999999", "#222222"
 LINES = [BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION]
 HATCHES = ["", "//", ".."]
 STYLES = ["-", "--", "-.", ":", "-", "--"]
@@ -28,9 +28,10 @@ STYLES = ["-", "--", "-.", ":", "-", "--"]
 
 def empty_axes(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Figure, Any]:
     """A figure with a grid of empty axes."""
-    figure = require("matplotlib.figure", "plot").Figure(
-        figsize=inches, dpi=150, layout="constrained", facecolor="white"
-    )
+    require("matplotlib.figure", "plot")
+    from .shown_figure import ShownFigure
+
+    figure = ShownFigure(figsize=inches, dpi=150, layout="constrained", facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")

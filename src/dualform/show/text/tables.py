@@ -7,9 +7,10 @@ from rich import box
 from rich.table import Table
 
 from dualform.explain import Certificate, ExampleHits, Groups, Hits, Memory
+from dualform.explain.notebook import ends, plain, same_digits
 
 from .terminal import bar
-from .words import disk_files, ends, plain, same_digits, size, unit
+from .words import disk_files, size, unit
 
 OURS = ("visit", "row", "step")
 """Columns that dualform writes by itself. Of these, tables of hits only show the step."""

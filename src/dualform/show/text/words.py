@@ -1,9 +1,7 @@
 """Numbers and answers in words: units, sums of parts, sizes."""
 
-import math
-from collections.abc import Iterable, Sequence
-
 from dualform.explain import Groups, Memory
+from dualform.explain.notebook import same_digits
 from dualform.types import Score
 
 MASKED = (
@@ -27,14 +25,6 @@ def unit(score: Score, target: str) -> str:
         "weight": "the weight α = key · query, a similarity without a unit",
         "abs": "the absolute weight |α|, a similarity without a unit",
     }[score]
-
-
-def same_digits(values: Iterable[float], least: int = 2) -> list[str]:
-    """Format signed numbers with equal decimals, enough for three digits of the largest, so that columns add up."""
-    values = list(values)
-    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-    places = least if largest == 0 else min(9, max(least, 2 - math.floor(math.log10(largest))))
-    return ["not kept" if math.isnan(value) else f"{value:+.{places}f}" for value in values]
 
 
 def parts(groups: Groups, query: int = 0) -> dict[str, float]:
@@ -61,17 +51,6 @@ def sum_check(groups: Groups, query: int = 0) -> str:
     if not groups.layer:
         what = f"the first-order effect of all explained layers together on {groups.target}"
     return f"The parts sum to the whole: {named} = {total}, {what}; residual {float(groups.residual[query]):+.0e}."
-
-
-def plain(value: float) -> str:
-    """Format a number without a sign, with four digits or all digits before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def ends(values: Sequence[float], shown: int) -> list[int]:
-    """The indices of the largest and the smallest values, largest first; all indices if there are few."""
-    order = sorted(range(len(values)), key=lambda i: -values[i])
-    return order if len(order) <= 2 * shown else order[:shown] + order[-shown:]
 
 
 def size(count: int | float) -> str:

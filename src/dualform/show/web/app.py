@@ -322,7 +322,9 @@ class Pages:
         return self.responses.JSONResponse({**as_plain(work), "left": work.left, "begun": None})
 
 
-def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None) -> Guard:
+def make_app(
+    explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None, framed: bool = False
+) -> Guard:
     """The application behind its access control."""
     routing, applications = require("starlette.routing", "web"), require("starlette.applications", "web")
     responses, exceptions = require("starlette.responses", "web"), require("starlette.exceptions", "web")
@@ -355,7 +357,7 @@ def make_app(explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | N
         route("/static/icon.svg", static((HERE / "icon.svg").read_text(encoding="utf-8"), "image/svg+xml")),
     ]
     handlers = {exceptions.HTTPException: pages.missing, DualformError: pages.problem, Exception: pages.problem}
-    return Guard(applications.Starlette(routes=routes, exception_handlers=handlers), tuple(hosts), token)
+    return Guard(applications.Starlette(routes=routes, exception_handlers=handlers), tuple(hosts), token, framed)
 
 
 def warm_up(explorer: Explorer) -> None:

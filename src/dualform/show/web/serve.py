@@ -35,15 +35,15 @@ def serve(explorer: Explorer, host: str, port: int, token: str | None, browser: 
         explorer.work_queue.close()
 
 
-def make_server(explorer: Explorer, host: str, port: int, token: str | None) -> tuple[Any, str]:
-    """A server whose port is already open, and the address for the browser."""
+def make_server(explorer: Explorer, host: str, port: int, token: str | None, framed: bool = False) -> tuple[Any, str]:
+    """A server whose port is already open, and the address for the browser; ``framed`` for one inside a notebook."""
     uvicorn = require("uvicorn", "web")
     local = is_loopback(host)
-    token = token or (None if local else secrets.token_urlsafe(24))
+    token = token or (None if local and not framed else secrets.token_urlsafe(24))
     hosts = (*LOOPBACK, host, f"[{host}]") if host not in ("0.0.0.0", "::") else ("*",)
     listener = listen(host, port)
     config = uvicorn.Config(
-        make_app(explorer, hosts, token),
+        make_app(explorer, hosts, token, framed),
         log_level="warning",
         access_log=False,
         server_header=False,

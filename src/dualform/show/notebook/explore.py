@@ -1,0 +1,133 @@
+"""The explorer inside a notebook: a server of this process on this machine, and a frame that shows it."""
+
+import atexit
+import copy
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from torch import nn
+
+from dualform.errors import QueryError
+from dualform.explain import Memory
+
+from ..examples import Examples, Vocabulary, load_examples
+from ..views import Explorer
+from ..web import make_server
+
+HEIGHT = 820
+"""The height of the frame in pixels."""
+
+PATIENCE = 20.0
+"""The most seconds that the server may take to start, and to stop."""
+
+
+def explore(
+    memory: Memory,
+    model: nn.Module,
+    train: Any = None,
+    test: Any = None,
+    *,
+    classes: Sequence[str] | None = None,
+    index: str = "index",
+    vocabulary: Vocabulary | None = None,
+    length: int | None = None,
+    height: int = HEIGHT,
+    port: int = 0,
+) -> "NotebookExplorer":
+    """Open the explorer in a notebook; outside of one, print its address.
+
+    - ``model``: any network of the recorded kind. The weights come from the memory, and yours is not touched.
+    - ``train``, ``test``: rows as the model takes them: a tensor or an array, a pair (inputs, labels), a data set of
+      such pairs, a mapping with "inputs" and perhaps "labels" and further arguments of the model; or a file or table
+      as for ``dualform.data.read``.
+    - ``classes``: the names of the classes; ``index``: the column that says which training example a visit was.
+    - ``vocabulary``: what decodes tokens; ``length``: tokens of an example where the data are one long text.
+    - ``port``: 0 picks a free one.
+
+    The server listens on this machine only and wants the token that the address has. It stops with ``close()``, at the
+    end of a ``with``, or with the process. Needs the extra ``web``.
+    """
+    own = copy.deepcopy(model)
+    train_examples, test_examples = (
+        data
+        if data is None or isinstance(data, Examples)
+        else load_examples(data, own, vocabulary=vocabulary, length=length)
+        for data in (train, test)
+    )
+    return NotebookExplorer(
+        Explorer(memory, own, train_examples, test_examples, classes, index), height=height, port=port
+    )
+
+
+class NotebookExplorer:
+    """A running explorer: a notebook shows it in a frame. ``close()`` stops it."""
+
+    def __init__(self, explorer: Explorer, *, height: int = HEIGHT, port: int = 0) -> None:
+        self.explorer, self.height = explorer, height
+        self._server, self.address = make_server(explorer, "127.0.0.1", port, None, framed=True)
+        listener = self._server.dualform_socket
+        self._thread = threading.Thread(
+            target=lambda: self._server.run(sockets=[listener]), name="dualform explorer", daemon=True
+        )
+        self._thread.start()
+        end = time.monotonic() + PATIENCE
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                self.close()
+                raise QueryError("the explorer's server did not start. See the messages above.")
+            time.sleep(0.01)
+        atexit.register(self.close)
+        if not in_notebook():
+            print(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server still answers."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop the server and free its port."""
+        self._server.should_exit = True
+        self._thread.join(PATIENCE)
+        self._server.dualform_socket.close()
+        self.explorer.work_queue.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> "NotebookExplorer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        if not self.is_open:
+            return "The explorer is closed."
+        return f"The explorer is at {self.address} until explorer.close() or the end of this process."
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        if not self.is_open:
+            return f"<p>{escape(str(self))}</p>"
+        address = escape(self.address)
+        frame = (
+            f'<iframe src="{address}" title="dualform explorer" loading="lazy" '
+            f'style="width:100%;height:{int(self.height)}px;border:1px solid rgba(128,128,128,.35)"></iframe>'
+        )
+        link = f'<a href="{address}" target="_blank">In a tab of its own</a>'
+        return f'{frame}<p style="font-size:90%;opacity:.7">{link}</p>'
+
+
+def in_notebook() -> bool:
+    """Whether this is Jupyter or marimo, which show what a cell ends with."""
+    if "marimo" in sys.modules and sys.modules["marimo"].running_in_notebook():
+        return True
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
