@@ -283,3 +283,19 @@ def test_answers_say_how_much_the_first_steps_under_adam_make_up(optimizer, earl
     assert ("of these slots are from the first 5 of 80 steps" in slots.remark) is (
         early and float((slots.steps <= 5).double().mean()) >= 3 * 5 / 80
     )
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_queries_in_chunks_answer_as_all_together(optimizer, tmp_path, monkeypatch):
+    memory, model, x = trained(tmp_path / "run", "lstm", optimizer)
+    questions: dict[str, Any] = {"top": 5, "by": ["label", "source"], "timeline": 4, "progress": False}
+    together = memory.attend(model, x[:5]).ask(**questions)
+    monkeypatch.setattr("dualform.explain.ask.whole_network.SUMS_BYTES", 2 * 8 * N)
+    parts = memory.attend(model, x[:5]).ask(**questions)
+    assert together.hits is not None and parts.hits is not None and together.timeline and parts.timeline
+    assert [hit.index for hit in parts.hits] == [hit.index for hit in together.hits]
+    torch.testing.assert_close(parts.hits.contribution, together.hits.contribution)
+    torch.testing.assert_close(parts.timeline.values, together.timeline.values)
+    for column in ("label", "source"):
+        torch.testing.assert_close(parts.groups[column].values, together.groups[column].values)
+        torch.testing.assert_close(parts.groups[column].initial, together.groups[column].initial)
