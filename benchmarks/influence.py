@@ -68,8 +68,8 @@ SETTINGS = (
     Setting("the same, Adam", lambda: MLP(64, 128, 64, 10), partial(optim.Adam, lr=1e-3), small, 300, 50),
     Setting("the same, AdamW, clipped", lambda: MLP(64, 128, 64, 10), adamw, small, 300, 50, 1.0),
     Setting("MLP 784-16-16-10, AdamW", lambda: MLP(784, 16, 16, 10), adamw, large, 94, 64),
-    Setting("MLP 784-800-800-10, momentum", lambda: MLP(784, 800, 800, 10), momentum, large, 100, 128, 1.0, 20),
-    Setting("CNN 16-32 channels, AdamW", convolutional, adamw, partial(large, flat=False), 60, 64),
+    Setting("MLP 784-800-800-10, momentum", lambda: MLP(784, 800, 800, 10), momentum, large, 100, 128, 1.0, 8),
+    Setting("CNN 16-32 channels, AdamW", convolutional, adamw, partial(large, flat=False), 60, 64, None, 8),
 )
 
 

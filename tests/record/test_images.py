@@ -169,7 +169,7 @@ def patches(x: Tensor) -> Tensor:
 def test_a_prediction_has_its_top_images(run):
     hits = run.memory.attend(run.model, run.asked).top(5, layer="fc2", progress=False, per="slot")
     assert hits.contribution.shape == (len(run.asked), 5)
-    for image_hits in hits:
+    for image_hits in (hits[i] for i in range(len(hits))):
         for hit in image_hits:
             image = run.train[hit.index]
             assert (hit.label, hit.source) == (image["label"], image["source"]) and hit.contribution > 0
@@ -181,8 +181,8 @@ def test_a_slot_of_a_convolution_is_a_pixel_of_its_image(run):
     hits = {layer: spot.top(20, layer=layer, progress=False, per="slot") for layer in ("conv1", "conv2")}
     for layer, layer_hits in hits.items():
         assert layer_hits.positions.min() >= 0 and layer_hits.positions.max() < torch.Size(LAYERS[layer]).numel()
-    for query, image_hits in zip(patches(run.asked), hits["conv1"], strict=True):
-        for hit in image_hits:  # the key is what that image shows around that pixel
+    for i, query in enumerate(patches(run.asked)):
+        for hit in hits["conv1"][i]:  # the key is what that image shows around that pixel
             key = patches(run.train[hit.index]["image"].unsqueeze(0))[0, hit.position]
             assert hit.weight == pytest.approx(float((query @ key).sum()), rel=1e-5, abs=1e-5)
 

@@ -140,7 +140,11 @@ def test_single_examples_cannot_be_asked_of_a_ledger(ask, tmp_path):
         if ask == "abs":
             spot.by("source", layer="body", score="abs")
         else:
-            getattr(spot, ask)(layer="body")
+            options = [{}] if ask == "timeline" else [{"per": "example"}, {"per": "slot"}]
+            for option in options[:-1]:
+                with pytest.raises(QueryError, match="a ledger by 'source' was kept and no slots"):
+                    getattr(spot, ask)(layer="body", **option)
+            getattr(spot, ask)(layer="body", **options[-1])
 
 
 def test_one_layer_may_have_a_ledger_beside_the_slots_of_others(tmp_path):

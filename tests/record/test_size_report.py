@@ -105,7 +105,7 @@ def size_of_last_weights(manifest) -> int:
 def test_where_nobody_knows_the_length_the_size_is_told_after_a_hundred_steps(tmp_path, capsys):
     recorded(tmp_path, "layers", sizes.GROWN + 5, known=False)
     text = " ".join(capsys.readouterr().err.split())
-    assert text.count("dualform: ") == 3 and "of this training" not in text
+    assert text.count("dualform: ") == 4 and "began without a warm-up" in text and "of this training" not in text
     assert told(text, "the memory takes") == pytest.approx(size_of(tmp_path) * 100 / 105, rel=0.05)
     manifest = dualform.open(tmp_path).store.manifest
     more = (size_of(tmp_path) - size_of_last_weights(manifest) - manifest.init.bytes) * 1000 / 105

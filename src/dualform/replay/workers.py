@@ -61,7 +61,7 @@ def run_tasks(
         warn_once(f"The {len(numbers)} trainings run one after the other: {reason}")
     runner: Runner[TaskResult] = one_by_one if processes == 1 or reason else forked(processes, seconds)
     several = len(numbers) > 1 or callable(progress)  # a training alone has a bar of its own
-    shown = bar(name, len(numbers), progress and several, worth=2, period=float("inf"), at_once=processes)
+    shown = bar(name, len(numbers), progress if several else False, worth=2, period=float("inf"), at_once=processes)
     with shown as watch, closing(runner(task, numbers)) as outcomes:
         for number, result in outcomes:
             if watch is not None:
