@@ -374,7 +374,7 @@ def unfit(ask: Ask) -> list[tuple[str, Act, tuple[str, ...]]]:
     narrow, missing = named(fc1=linear(6, 4), act=nn.ReLU(), fc2=linear(4)), named(fc1=linear(6, 5))
     return [
         ("of another width", lambda s: ask(s.memory(), narrow), ("'fc1.weight' of shape (5, 6)", "(4, 6)", "trained")),
-        ("without a layer", lambda s: ask(s.memory(), missing), ("'fc2.weight'", "has none", "trained")),
+        ("without a layer", lambda s: ask(s.memory(), missing), ("'fc2.weight'", "has 'fc1.weight'", "trained")),
     ]
 
 

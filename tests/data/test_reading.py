@@ -168,6 +168,15 @@ def test_texts_become_tokens_with_their_padding():
     assert read(TEXTS, tokens=vocabulary, length=9).inputs.shape == (3, 9)
 
 
+def test_a_list_of_words_comes_from_a_file(tmp_path):
+    words = ["<unk>", "good", "film"]
+    with pytest.raises(QueryError, match=r"tokens is a list: pass 'bytes', or the path of a list"):
+        read(TEXTS, tokens=words)  # type: ignore[arg-type]
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    rows = read(pa.table({"text": ["good film", "a film"]}), tokens=tmp_path / "words.txt")
+    assert rows.inputs.tolist() == [[1, 2], [0, 2]], "a word that is not in the list is <unk>"
+
+
 def test_lists_are_rows_and_get_padding_where_their_lengths_differ():
     rows = read(pa.table({"input_ids": [[1, 2], [3]], "label": [0, 1]}))
     assert rows.inputs.tolist() == [[1, 2], [3, 0]] and rows.others["padding"].tolist() == [[False] * 2, [False, True]]

@@ -112,6 +112,13 @@ def test_where_nobody_knows_the_length_the_size_is_told_after_a_hundred_steps(tm
     assert told(text, "after 100 steps, and") == pytest.approx(more, rel=0.15)  # no weights were kept in between yet
 
 
+def test_a_ledger_says_that_it_keeps_no_slots(tmp_path, capsys):
+    model = nn.Sequential(nn.Linear(3, 2))
+    with dualform.record(model, optim.SGD(model.parameters(), lr=0.1), tmp_path, keep="ledger", by="label"):
+        text = " ".join(capsys.readouterr().err.split())
+    assert "recording 1 layer (0) to" in text and "no slots are kept" in text and "0 bytes" not in text
+
+
 def test_silence_is_kept_where_it_is_asked_for(tmp_path, capsys):
     model = layers()
     optimizer = optim.SGD(model.parameters(), lr=0.1)

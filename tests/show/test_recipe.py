@@ -121,6 +121,18 @@ def test_the_recipe_gives_what_all_options_give(table):
     assert "colour" in bare.stdout
 
 
+def test_a_model_that_does_not_fit_is_named_with_who_named_it(table):
+    wrong = ("--model", "dualform.models:MLP(3, 5, 2)", "--train", "train.csv", "--data", "test.csv")
+    error = call("ask", "runs/table", *wrong).stderr
+    assert "(5, 3)" in error and "made by dualform.models:MLP(3, 5, 2), as --model says" in error
+    rows = read("train.csv", label="sick", categories=["colour"], scale=True)
+    assert rows.labels is not None
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    record("runs/plain", plain, rows.inputs, rows.labels, {"model": "dualform.models:MLP(3, 4, 2)", "train": rows})
+    error = call("suspects", "runs/plain").stderr
+    assert "'0.weight'" in error and "has 'fc1.weight'" in error and "as the recipe says: give --model" in error
+
+
 def test_options_win_over_the_recipe(table):
     Path("other.csv").write_text("age,colour,sick\n33,blue,no\n")
     result = call("ask", "runs/table", "--data", "other.csv", "--classes", "healthy,ill")

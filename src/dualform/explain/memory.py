@@ -474,7 +474,9 @@ class Memory(Displayed):
                 isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != p.shape
             )  # buffers may grow in training
             if tensor is None or resized:
-                difference = "has none" if tensor is None else f"has one of shape {tuple(tensor.shape)}"
+                names = [f"'{name}'" for name, _ in model.named_parameters()]
+                listed = ", ".join([*names[:4], *(["…"] if len(names) > 4 else [])]) or "no parameters"
+                difference = f"has {listed}" if tensor is None else f"has one of shape {tuple(tensor.shape)}"
                 raise ModelMismatch(
                     f"this {type(model).__name__} does not fit the memory at {self.path}: "
                     f"it recorded '{p.name}' of shape {p.shape}, the model {difference}. Pass the model that was "

@@ -285,10 +285,12 @@ class Tape:
             self._tell(f"recording to {self.path} what is needed to run this training again.")
         elif self._speaks:
             names, dtype = [layer.name for layer in self.plan.layers], self.options.dtype
+            layers = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+            size = self.plan.bytes_a_row(dtype)
+            slots = f"slots take {size:,} bytes in {dtype} for each row (token) that goes once through all of them"
             self._tell(
-                f"recording {len(names)} layers ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
-                f"{self.path}; slots take {self.plan.bytes_a_row(dtype):,} bytes in {dtype} for each row (token) that "
-                "goes once through all of them."
+                f"recording {layers} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''}) to "
+                f"{self.path}; {slots if size else 'no slots are kept'}."
             )
 
     @property

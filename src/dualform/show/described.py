@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from dualform.data import Columns, Vocabulary, load_vocabulary
-from dualform.errors import DataNotFound, QueryError
+from dualform.errors import DataNotFound, ModelMismatch, QueryError
 from dualform.explain import Memory, open_memory
 from dualform.store import Recipe, RecipeSource
 
@@ -58,7 +58,15 @@ class Described:
                 "package.module:factory, or call tape.describe(model=…) while you record, so that it is remembered."
             )
         self._ask_for_consent()
-        return make_model(name)
+        model = make_model(name)
+        try:
+            self.memory.has_parameters(model)
+        except ModelMismatch as error:
+            source = "the recipe says" if self.options.model is None else "--model says"
+            raise ModelMismatch(
+                f"{error} It was made by {name}, as {source}: give --model package.module:factory for the right one."
+            ) from error
+        return model
 
     @cached_property
     def train(self) -> Examples | None:

@@ -60,6 +60,11 @@ def read(
         names = [columns] if isinstance(columns, str) else list(columns)
     categories = (categories,) if isinstance(categories, str) else tuple(categories)
     vocabulary = load_vocabulary(str(tokens)) if isinstance(tokens, str | PathLike) else tokens
+    if not isinstance(vocabulary, Vocabulary | None):
+        raise QueryError(
+            f"tokens is a {type(tokens).__name__}: pass 'bytes', or the path of a list of tokens (.json, .txt) or of a "
+            "tokenizer.json. A file can be found again by the commands."
+        )
     where = str(source) if isinstance(source, str | Path) else f"this {type(source).__name__}"
     wanted = Columns() if known is None else known
     wanted = wanted.chosen(names, label, classes)
