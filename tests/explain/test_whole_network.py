@@ -299,3 +299,20 @@ def test_queries_in_chunks_answer_as_all_together(optimizer, tmp_path, monkeypat
     for column in ("label", "source"):
         torch.testing.assert_close(parts.groups[column].values, together.groups[column].values)
         torch.testing.assert_close(parts.groups[column].initial, together.groups[column].initial)
+
+
+@pytest.mark.parametrize("keep", ["ledger", "keys+ledger", {"0": "slots", "2": "ledger"}])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_ledgers_answer_by_their_column_as_slots_do(keep, optimizer, tmp_path):
+    kept, model, x = trained(tmp_path / "slots", "mlp", optimizer)
+    expected = kept.attend(model, x[:2]).by("source", progress=False)
+    memory, model, x = trained(tmp_path / "ledger", "mlp", optimizer, keep=keep, by="source")
+    spot = memory.attend(model, x[:2])
+    groups = spot.by("source", progress=False)
+    assert not groups.left_out and groups.residual is not None and groups.residual.abs().max() < 1e-9
+    torch.testing.assert_close(groups.values[:, : len(expected.names)], expected.values)
+    if isinstance(keep, str):
+        with pytest.raises(QueryError, match=r"The ledgers answer by\('source'\)"):
+            spot.top(1, progress=False)
+    else:
+        assert spot.top(1, progress=False).left_out == ("2",)

@@ -294,3 +294,24 @@ def edit_recipe(path: str, change) -> None:
     start = next(i for i, line in enumerate(lines) if line.startswith('"shards"'))
     body = ",\n ".join(lines[:start]) + ",\n " + body[body.index('"shards"') :]
     file.write_text(f'{{"checksum": "{xxhash.xxh3_128_hexdigest(body.encode())}",\n {body}', encoding="utf-8")
+
+
+def test_a_script_that_trains_when_it_is_imported_cannot_replace_the_memory(project):
+    model = nn.Sequential(nn.Linear(4, 3))
+    record("mine", model, torch.eye(4), torch.arange(4) % 3, {"model": "mycode:make", "train": "mycode:train"})
+    before = {file: file.read_bytes() for file in Path("mine").rglob("*") if file.is_file()}
+    (project / "mycode.py").write_text(f"{CODE}\n{TRAINING}")
+    result = call("ask", "mine", "--trust")
+    assert result.exit_code == 1 and "began to record a training" in " ".join(result.stderr.split())
+    assert {file: file.read_bytes() for file in Path("mine").rglob("*") if file.is_file()} == before
+    with dualform.record(model, torch.optim.SGD(model.parameters(), lr=0.1), "later", progress=False):
+        pass  # nothing is refused afterwards
+
+
+TRAINING = """
+import dualform
+
+model = make()
+with dualform.record(model, torch.optim.SGD(model.parameters(), lr=0.1), "mine", overwrite=True, progress=False):
+    pass
+"""

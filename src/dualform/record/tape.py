@@ -36,6 +36,7 @@ from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
 from .plan import RecordingPlan, RecordOptions, ReplayOptions, make_plan, plain_optimizers
 from .recorder import Recorder
+from .refusal import require_permission
 from .shards import ShardLimits
 from .state import create_memory, demote_again, resume_memory
 from .training import Clock
@@ -203,6 +204,7 @@ class Tape:
         self.interrupts.around(self._recorder.shard_builder.flush)()
 
     def __enter__(self) -> "Tape":
+        require_permission()
         with ExitStack() as undo:
             self.interrupts = interrupts = Interrupts()
             interrupts.guard(self.__enter__)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dualform.errors import DataNotFound, ModelMismatch, QueryError
+from dualform.record import recording_refused
 from dualform.store import FACTORY_FORM, parse_factory_name
 
 
@@ -36,8 +37,13 @@ def call(name: str, role: str) -> Any:
 
 def _import(module: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
+    reason = (
+        f"importing '{module}' began to record a training, and a command needs only its factory. Put the training "
+        'under if __name__ == "__main__": in that file.'
+    )
     try:
-        return importlib.import_module(module)
+        with recording_refused(reason):
+            return importlib.import_module(module)
     finally:
         sys.path.remove(str(Path.cwd()))
 

@@ -89,7 +89,8 @@ def _network_question(
     questions: list[Question] = []
     left_out: list[str] = []
     for info, module in layers:
-        if not all(store.parameters[name].by_slots for name in info.weights):
+        has_slots = all(store.parameters[name].by_slots for name in info.weights)
+        if not has_slots and not (info.in_ledger and asked.by and not (asked.top or asked.timeline)):
             left_out.append(module.name)
             continue
         question = ask(asked, info, module)
@@ -100,6 +101,7 @@ def _network_question(
         raise QueryError(
             f"no layer of the memory at {store.path} can say which examples its weights come from: record with "
             "keep='slots' and an optimiser that has a rule, or ask one layer for weights α: layer=…, score='abs'."
+            + (f" The ledgers answer by({store.manifest.by!r})." if store.manifest.by else "")
         )
     examples = questions[0].examples
     told_apart = [question for question, count in zip(questions, counts, strict=True) if count == examples]
@@ -142,6 +144,8 @@ def _sums_of_chunk(
 def _prefers_ledger(question: NetworkQuestion, groups: dict[str, GroupOfSlot]) -> bool:
     """Whether sums come from the parts of the weights, which are made once for all queries."""
     store = question.store
+    if any(one.info.in_ledger for one in question.questions):
+        return True
     weights = sum(store.parameters[name].size for one in question.questions for name in one.info.parameters)
     count = sum(len(g.names) for g in groups.values())
     fits = 8 * count * weights <= LARGEST
