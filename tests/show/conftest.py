@@ -92,7 +92,7 @@ def adam_run(tmp_path_factory) -> tuple[Path, demo.DemoDigits]:
     model = MLP(784, 16, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with record(model, optimizer, path, dtype="float32", progress=False) as tape:
-        for index in demo.batches(data.train, 20):
+        for index in demo.batches(data.train, 60):
             tape.note(index=index, label=data.labels[index])
             nn.functional.cross_entropy(model(data.x[index]), data.labels[index]).backward()
             optimizer.step()

@@ -277,7 +277,8 @@ def test_suspects_find_wrong_labels(tmp_path):
     assert np.isin(indices[:50], wrong.numpy()).mean() > 0.8
 
 
-def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run):
+def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run, monkeypatch):
+    monkeypatch.setattr("dualform.explain.ask.early_steps._is_worth_a_word", lambda *_: True)
     path, data = adam_run
     examples = Examples(data.x, data.labels)
     explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, work_queue=WorkQueue(1e9))
@@ -286,6 +287,7 @@ def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run)
             view = answer_of(explorer, PredictionQuestion(layer, by=by), ExamplePlace("test", 3))
             assert view.question.each == "visit" and view.examples and view.residual is not None
             assert abs(view.residual) < 1e-3 * max(1.0, abs(view.totals[-1].value))
+            assert sum("first 5 of 60 steps" in note for note in view.notes) == 1
     assert what_if(explorer, ExamplePlace("test", 3), WhatIfMasks(groups=("1",))).without is not None
 
 

@@ -158,7 +158,7 @@ def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestio
         unit=unit(settled.score, _target(explorer, explained, rival)),
         target=_target(explorer, explained, rival),
         total=TOTAL.format(layer=settled.layer, target=_target(explorer, explained, rival)),
-        notes=_notes(explorer, settled),
+        notes=[*_notes(explorer, settled), *_remarks(answer)],
         examples=examples,
         totals=totals,
         residual=residual,
@@ -267,6 +267,11 @@ def _notes(explorer: Explorer, question: PredictionQuestion) -> list[str]:
     if question.step == 0:
         notes.append("These are the initial weights: nothing was learned before the first step.")
     return notes
+
+
+def _remarks(answer: ScanAnswers | None) -> list[str]:
+    """What a reader should know of the hits."""
+    return [answer.hits.remark] if answer is not None and answer.hits is not None and answer.hits.remark else []
 
 
 def _examples(explorer: Explorer, answer: ScanAnswers, question: PredictionQuestion) -> list[TopExample]:
