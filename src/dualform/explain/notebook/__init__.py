@@ -4,6 +4,7 @@ from .displayed import Displayed
 from .hits import PLACES, hits_html, hits_lines
 from .illustrations import Illustrations, illustrate, illustrations_of
 from .markup import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from .png import data_address, png
 from .runs import check_html, comparison_html, influence_html
 from .spotlight import spotlight_html, spotlight_lines
 from .sums import groups_html, groups_lines, timeline_html, timeline_lines
@@ -23,6 +24,7 @@ __all__ = [
     "certificate_html",
     "check_html",
     "comparison_html",
+    "data_address",
     "ends",
     "groups_html",
     "groups_lines",
@@ -35,6 +37,7 @@ __all__ = [
     "ledger_lines",
     "memory_html",
     "plain",
+    "png",
     "same_digits",
     "seen",
     "spotlight_html",

@@ -14,7 +14,7 @@ from torch import Tensor
 from dualform.errors import QueryError
 
 from .markup import Markup, image
-from .png import png_address
+from .png import data_address
 
 SAMPLE, WIDEST = 500, 96
 """How many pictures are looked at to find black and white, and the widest picture that is not made smaller."""
@@ -59,7 +59,7 @@ class Illustrations:
     def image(self, row: Any, alt: str, shades: tuple[float, float] | None = None) -> Markup | None:
         """A row that looks like the pictures, as one; None if it does not. ``shades`` are black and white."""
         picture = self.picture(row, shades)
-        return None if picture is None else image(png_address(picture), alt)
+        return None if picture is None else image(data_address(picture), alt)
 
     def columns_of(self, index: Any) -> dict[str, Any]:
         """What a table says of an example besides what was noted; a passage is a column of its own."""

@@ -1,4 +1,4 @@
-"""A picture as PNG inside a data URL, without a package for pictures."""
+"""Pictures as PNG, also inside a data URL, without a package for pictures."""
 
 import base64
 import struct
@@ -9,15 +9,19 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 
-def png_address(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> str:
-    """A grey or coloured picture as a data URL; 0 is black."""
+def png(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> bytes:
+    """Encode a grey or coloured picture as PNG; 0 is black."""
     height, width, *channels = image.shape
     rows = np.ascontiguousarray(image.numpy()).reshape(height, -1)
     lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], 1).tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels else 0, 0, 0, 0)
     chunks = [_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(lines, 9)), _chunk(b"IEND", b"")]
-    encoded = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
-    return f"data:image/png;base64,{encoded}"
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def data_address(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> str:
+    """A picture as a data URL, so that a page needs no other file."""
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dualform.data import Columns, Vocabulary
 from dualform.errors import QueryError
+from dualform.explain.notebook import data_address
 
-from .pictures import data_address
 from .series import SeriesLines, lines_of
 
 SAMPLE = 1000

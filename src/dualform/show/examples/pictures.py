@@ -1,14 +1,11 @@
-"""Pictures: tensors to PNG, and uploaded files to tensors."""
+"""Uploaded pictures as tensors."""
 
-import base64
-import struct
-import zlib
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from dualform.errors import QueryError, require
@@ -16,21 +13,6 @@ from dualform.errors import QueryError, require
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 MOST_PIXELS, MOST_SCANS = 16_000_000, 64
 """Limits of uploaded pictures. A small JPEG can hold many scans of the same pixels, which take long to decode."""
-
-
-def png(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> bytes:
-    """Encode a grey or coloured picture as PNG; 0 is black."""
-    height, width, *channels = image.shape
-    rows = np.ascontiguousarray(image.numpy()).reshape(height, -1)
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], 1).tobytes()
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels else 0, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(lines, 9)), _chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def data_address(image: UInt8[Tensor, "height width"] | UInt8[Tensor, "height width 3"]) -> str:
-    """A picture as a data URL, so that a page needs no other file."""
-    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
 
 
 def read_picture(
@@ -68,7 +50,3 @@ def _flat(module: Any, picture: Any) -> Any:
         return picture
     layer = picture.convert("RGBA")
     return module.alpha_composite(module.new("RGBA", layer.size, "white"), layer)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
