@@ -88,7 +88,8 @@ def main() -> None:
     visits = f"{arguments.steps * BATCH:,}"
     head = f"""MLP 784-800-800-10 on MNIST, {arguments.steps} steps of {BATCH}: {visits} visits, in float16. CPU
 seconds of one thread, median of {arguments.repeats}, with the forward pass of the queries. `top` and `by` are about all
-layers together; the last two columns are the best slots of one layer.
+layers together; the last two columns are the best slots of one layer. Under AdamW the parts of groups are kept
+after the first question of several queries, so the median is that of a later one.
 
 | optimiser | training | top(10), 1 query | 8 queries | by("label"), 1 query | 8 queries | slots of fc2 | 8 queries |
 |---|---|---|---|---|---|---|---|"""
