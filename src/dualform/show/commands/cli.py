@@ -18,7 +18,7 @@ from dualform.explain import open_memory
 from dualform.progress import quietly
 from dualform.types import Per, Score
 
-from ..described import DataOptions, described
+from ..described import Described
 from ..examples import load_examples, load_vocabulary
 from ..factory import load_weights, make_model
 from ..inputs import parse_rows, together
@@ -30,6 +30,7 @@ from . import evaluate as evaluation
 from . import reproduce as experiments
 from .as_json import print_json
 from .ask import RowQuestion, as_target, print_answers, require_memory_weights
+from .data_options import ColumnsOption, MemoryPath, TokensOption, takes_data
 from .heads import HeadsInputs, print_reports, write_page
 from .help import print_help, texts
 from .inspect import contents, print_contents
@@ -120,45 +121,10 @@ app = typer.Typer(
     help="Which training examples is this prediction made of?",
     epilog=f"Start with [bold]{PROGRAM} demo[/]. See docs/cli.md for more.",
 )
-MemoryPath = Annotated[Path, Argument(help="Folder of a memory written by dualform.record.", show_default=False)]
 ModelName = Annotated[
     str, Option(help="Model factory as package.module:factory, with literal arguments in parentheses if it takes any.")
 ]
-ModelOption = Annotated[
-    str | None,
-    Option(
-        help="Model factory as package.module:factory, with literal arguments in parentheses if it takes any. Default, "
-        "as for all that follows: the memory's recipe."
-    ),
-]
-TrainingOption = Annotated[
-    str | None,
-    Option(
-        help="Training examples in index order: .csv, .parquet, .npz, .npy, .safetensors, the folder of a saved data "
-        "set, or package.module:factory."
-    ),
-]
-TestsOption = Annotated[str | None, Option(help="Examples to ask about, in one of the forms of the training examples.")]
-ClassesOption = Annotated[str | None, Option(help="Names of the classes: cat,dog,…")]
-TokensOption = Annotated[
-    str | None, Option(help="Vocabulary of token ids: 'bytes', a .json or .txt list, or a tokenizer.json.")
-]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
-IndexOption = Annotated[
-    str | None, Option(help="Column that holds the index of each visit's training example. Default: index.")
-]
-LengthOption = Annotated[
-    int | None, Option(help="Tokens per example of a text; 100 if the data is one long text.", min=1)
-]
-ColumnsOption = Annotated[
-    str | None,
-    Option("--columns", "--key", help="Input columns of a table, in order: a,b,c. Or the array of an .npz."),
-]
-LabelOption = Annotated[str | None, Option(help="Column of the labels. Default: label, if there is one.")]
-CategoriesOption = Annotated[str | None, Option(help="Columns of words, one number per word: colour,shape.")]
-TrustOption = Annotated[
-    bool, Option("--trust", help="Agree that the modules named in the memory's recipe are imported; remembered.")
-]
 
 
 def _version(wanted: bool) -> bool:
@@ -205,12 +171,9 @@ EXAMPLES = f"""[bold]Examples:[/]
 
 
 @app.command(epilog=EXAMPLES)
+@takes_data(train="train", test="data")
 def ask(
-    path: MemoryPath,
-    model: ModelOption = None,
-    data: Annotated[
-        str | None, Option(help="Examples to ask about, in one of the forms of the training examples.")
-    ] = None,
+    source: Described,
     rows: Annotated[str, Option(help="Rows of the examples to ask about: 0,3,5 or 10:14.")] = "0",
     weights: Annotated[Path | None, Option(help="Check that this .safetensors file has the memory's weights.")] = None,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
@@ -232,21 +195,9 @@ def ask(
         ),
     ] = None,
     without: Annotated[str | None, Option(help="Also predict without these visits, as in 'label = 3'.")] = None,
-    train: TrainingOption = None,
-    classes: ClassesOption = None,
-    tokens: TokensOption = None,
-    index: IndexOption = None,
-    length: LengthOption = None,
-    columns: ColumnsOption = None,
-    label: LabelOption = None,
-    categories: CategoriesOption = None,
-    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show which training examples the predictions for some rows are made of."""
-    flags = ("--train", "--data")
-    options = DataOptions(model, train, data, classes, tokens, index, length, columns, label, categories, flags)
-    source = described(path, options, trust)
     memory, network, numbers = source.memory, source.network, parse_rows(rows)
     memory = memory if step is None else memory.at(step)
     if weights is not None:
@@ -276,34 +227,23 @@ SUSPECTS = f"""[bold]Example:[/]
 
 
 @app.command(epilog=SUSPECTS)
+@takes_data(test=None)
 def suspects(
-    path: MemoryPath,
-    model: ModelOption = None,
-    data: TrainingOption = None,
+    source: Described,
     step: Annotated[int | None, Option(help="Read the memory as it was after this step.")] = None,
     k: Annotated[int, Option("-k", help="Number of suspects to print.", min=1)] = 10,
-    classes: ClassesOption = None,
-    tokens: TokensOption = None,
-    index: IndexOption = None,
-    length: LengthOption = None,
-    columns: ColumnsOption = None,
-    label: LabelOption = None,
-    categories: CategoriesOption = None,
-    trust: TrustOption = False,
     out: Annotated[Path | None, Option("-o", "--out", help="CSV file to write with all examples and scores.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Find training examples whose label looks wrong, with the label that the others suggest."""
-    options = DataOptions(model, data, None, classes, tokens, index, length, columns, label, categories)
-    source = described(path, options, trust)
     memory = source.memory if step is None else source.memory.at(step)
-    found = find_suspects(memory, source.network, source.require("train"), source.classes or (), source.index)
+    table = find_suspects(memory, source.network, source.require("train"), source.classes or (), source.index)
     if out is not None:
-        write_suspects(found, out)
+        write_suspects(table, out)
     if json:
-        print_json(found)
+        print_json(table)
     else:
-        print_suspects(memory, found, source.require("train"), k, out, _console())
+        print_suspects(memory, table, source.require("train"), k, out, _console())
 
 
 SERVE = f"""[bold]Examples:[/]
@@ -319,19 +259,9 @@ REPORT = f"""[bold]Example:[/]
 
 
 @app.command(epilog=REPORT)
+@takes_data()
 def report(
-    path: MemoryPath,
-    model: ModelOption = None,
-    data: TrainingOption = None,
-    test: TestsOption = None,
-    classes: ClassesOption = None,
-    tokens: TokensOption = None,
-    index: IndexOption = None,
-    length: LengthOption = None,
-    columns: ColumnsOption = None,
-    label: LabelOption = None,
-    categories: CategoriesOption = None,
-    trust: TrustOption = False,
+    source: Described,
     examples: Annotated[int, Option(help="Number of predictions to explain.", min=1, max=200)] = 20,
     rows: Annotated[
         str | None, Option(help="Explain these test rows: 0,3,5. Default: mistakes, close calls and sure predictions.")
@@ -346,8 +276,7 @@ def report(
 ) -> None:
     """Write a report of what predictions are made of, as one HTML file that needs nothing else."""
     queue = WorkQueue(patience=float("inf"), progress=True)
-    options = DataOptions(model, data, test, classes, tokens, index, length, columns, label, categories)
-    explorer = described(path, options, trust).explorer(queue)
+    explorer = source.explorer(queue)
     name = "test" if explorer.test is not None else "train"
     chosen = (
         choose(explorer, examples)
@@ -359,19 +288,9 @@ def report(
 
 
 @app.command(epilog=SERVE)
+@takes_data()
 def serve(
-    path: MemoryPath,
-    model: ModelOption = None,
-    data: TrainingOption = None,
-    test: TestsOption = None,
-    classes: ClassesOption = None,
-    tokens: TokensOption = None,
-    index: IndexOption = None,
-    length: LengthOption = None,
-    columns: ColumnsOption = None,
-    label: LabelOption = None,
-    categories: CategoriesOption = None,
-    trust: TrustOption = False,
+    source: Described,
     host: Annotated[
         str, Option(help="Address to listen on. Other than on this machine, visitors need a token.")
     ] = "127.0.0.1",
@@ -385,9 +304,7 @@ def serve(
     """Explore a memory in the browser: what predictions are made of, and what they would be without some training."""
     from ..web import serve as listen
 
-    options = DataOptions(model, data, test, classes, tokens, index, length, columns, label, categories)
-    explorer = described(path, options, trust).explorer()
-    listen(explorer, host, port, token, browser, _console())
+    listen(source.explorer(), host, port, token, browser, _console())
 
 
 EVALUATE = f"""[bold]Example:[/]
@@ -396,11 +313,9 @@ EVALUATE = f"""[bold]Example:[/]
 
 
 @app.command(epilog=EVALUATE)
+@takes_data(without=("classes",))
 def evaluate(
-    path: MemoryPath,
-    model: ModelOption = None,
-    data: TrainingOption = None,
-    test: TestsOption = None,
+    source: Described,
     queries: Annotated[int, Option(help="Number of test examples to ask about, from the first on.", min=1)] = 20,
     subsets: Annotated[int, Option(help="Number of trainings, each without a random subset.", min=2)] = 50,
     drop: Annotated[float, Option(help="Share of the training examples that each leaves out.", min=0, max=1)] = 0.1,
@@ -408,13 +323,6 @@ def evaluate(
     processes: Annotated[
         int | None, Option(help="Trainings at a time. Default: one a core.", min=1, show_default=False)
     ] = None,
-    index: IndexOption = None,
-    tokens: TokensOption = None,
-    length: LengthOption = None,
-    columns: ColumnsOption = None,
-    label: LabelOption = None,
-    categories: CategoriesOption = None,
-    trust: TrustOption = False,
     folder: Annotated[
         Path | None,
         Option(
@@ -426,10 +334,9 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Train again without random subsets, and show how well influence and contributions predict what comes out."""
-    options = DataOptions(model, data, test, None, tokens, index, length, columns, label, categories)
-    source = described(path, options, trust)
     training, tests = source.require("train"), source.require("test")
     plan = evaluation.Plan(queries, subsets, drop, seed, processes, source.index)
+    path = source.memory.path
     out = folder or path.with_name(path.name + "-evaluated")
     outcome = evaluation.run(source.memory, source.network, training, tests, plan, out, _console(quiet=json))
     if json:

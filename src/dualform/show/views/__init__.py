@@ -3,7 +3,6 @@
 from .attention import AttentionQuestion, attention
 from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
 from .heads import attention_layers
-from .open_explorer import make_explorer
 from .prediction import ORDERS, HitUnit, PredictionQuestion, PredictionView, predict
 from .render import as_plain, render, style
 from .run import run, visits_of
@@ -47,7 +46,6 @@ __all__ = [
     "attention_layers",
     "ledger_of",
     "ledger_of_time",
-    "make_explorer",
     "predict",
     "render",
     "reports_with",
