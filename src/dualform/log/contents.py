@@ -42,13 +42,9 @@ def contents(memory: Memory, tables: Tables | None = None) -> LoggedContents:
 
 def bytes_by_kind(memory: Memory) -> dict[str, int]:
     """The bytes that the files of each kind take on disk."""
-    manifest = memory.store.manifest
-    files = {name: file.bytes for shard in manifest.shards for name, file in shard.files.items()}
-    files |= {entry.name: entry.file.bytes for entry in manifest.ledgers}
-    files |= {entry.name: entry.file.bytes for entry in (manifest.run_log.states if manifest.run_log else ())}
-    sizes = {"init": manifest.init.bytes}
-    for name, count in files.items():
-        kind = name.split("/")[0]
+    sizes: dict[str, int] = {}
+    for name, count in memory.store.file_sizes.items():
+        kind = name.split("/")[0].removesuffix(".safetensors")
         sizes[kind] = sizes.get(kind, 0) + count
     return sizes
 

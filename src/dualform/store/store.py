@@ -18,6 +18,7 @@ from dualform.types import LayerInfo, ModuleInfo, ParameterInfo
 
 from .answer_caches import AnswerCaches
 from .blocks import Block, CallTable, join_blocks
+from .folder import INIT
 from .format import COMPUTED, STORED, LedgerState, Manifest, Shard, add_parts, map_tensors, read_ledger, row_scale
 from .inference_mode import outside_inference_mode
 from .io import verify
@@ -58,7 +59,7 @@ class Store:
         self.rules = named_rules(self._custom_rules)
         self.manifest = load_manifest(self.path) if manifest is None else manifest
         self._files = self.manifest.files
-        verify(self.path / "init.safetensors", self.manifest.init, content=True)
+        verify(self.path / INIT, self.manifest.init, content=True)
         self._files |= {entry.name: entry.file for entry in self.manifest.ledgers}
         if self.manifest.run_log is not None:
             self._files |= {entry.name: entry.file for entry in self.manifest.run_log.states}
@@ -86,6 +87,11 @@ class Store:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
         """The store itself, since it is read-only."""
         return self
+
+    @property
+    def file_sizes(self) -> dict[str, int]:
+        """The files that the manifest names, with their bytes."""
+        return {INIT: self.manifest.init.bytes} | {name: entry.bytes for name, entry in self._files.items()}
 
     @property
     def compute(self) -> torch.dtype:
@@ -397,7 +403,7 @@ class Store:
 
     def initial(self, name: str) -> Tensor:
         """The initial value of a parameter or buffer."""
-        first = self._tensors("init.safetensors").get(name)
+        first = self._tensors(INIT).get(name)
         if first is None and name in self.manifest.frozen:  # stored when it was passed to an optimiser
             first = self.kept_at(name, 0)
             if first is None:
@@ -421,7 +427,7 @@ class Store:
 
     def initial_state(self, name: str, key: str) -> Tensor | None:
         """One tensor of the initial optimiser state of a parameter ("buffer", or by its own name), if there was one."""
-        return self._tensors("init.safetensors").get(f"{name}#{key}")
+        return self._tensors(INIT).get(f"{name}#{key}")
 
     @cached_property
     def _snapshots(self) -> Snapshots:

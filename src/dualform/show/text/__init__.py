@@ -5,7 +5,7 @@ from dualform.explain.notebook import ends, plain, same_digits
 from .outputs import logits_at_end, need_logits
 from .tables import caption, certificate_table, columns_table, disk_table, groups_table, hits_table, layers_table
 from .terminal import examples_view
-from .words import FIRST_ORDER, MASKED, WHOLE_NETWORK, disk_files, disk_size, parts, size, sum_check, unit
+from .words import FIRST_ORDER, MASKED, WHOLE_NETWORK, disk_size, parts, size, sum_check, unit
 
 __all__ = [
     "FIRST_ORDER",
@@ -14,7 +14,6 @@ __all__ = [
     "caption",
     "certificate_table",
     "columns_table",
-    "disk_files",
     "disk_size",
     "disk_table",
     "ends",

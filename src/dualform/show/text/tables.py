@@ -10,7 +10,7 @@ from dualform.explain import Certificate, ExampleHits, Groups, Hits, Memory
 from dualform.explain.notebook import ends, plain, same_digits
 
 from .terminal import bar
-from .words import disk_files, size, unit
+from .words import size, unit
 
 OURS = ("visit", "row", "step")
 """Columns that dualform writes by itself. Of these, tables of hits only show the step."""
@@ -106,7 +106,7 @@ def columns_table(memory: Memory) -> Table:
 
 def disk_table(memory: Memory) -> Table:
     """The number and size of the files of each kind."""
-    entries = disk_files(memory)
+    entries = memory.store.file_sizes
     kinds: dict[str, list[int]] = {}
     for name, count in entries.items():
         kinds.setdefault(name.split("/")[0], []).append(count)

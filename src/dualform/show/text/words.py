@@ -62,15 +62,6 @@ def size(count: int | float) -> str:
     return f"{count:.1f} {name}" if name != "bytes" and count < 100 else f"{count:,.0f} {name}"
 
 
-def disk_files(memory: Memory) -> dict[str, int]:
-    """The files that a memory's manifest names, with their sizes in bytes."""
-    manifest = memory.store.manifest
-    shards = {name: entry.bytes for shard in manifest.shards for name, entry in shard.files.items()}
-    others = {entry.name: entry.file.bytes for entry in manifest.ledgers}
-    others |= {entry.name: entry.file.bytes for entry in (manifest.run_log.states if manifest.run_log else ())}
-    return {"init.safetensors": manifest.init.bytes, **shards, **others}
-
-
 def disk_size(memory: Memory) -> int:
     """The size of a memory on disk in bytes."""
-    return sum(disk_files(memory).values())
+    return sum(memory.store.file_sizes.values())

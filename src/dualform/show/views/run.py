@@ -8,7 +8,6 @@ import pyarrow.compute as pc
 from dualform.errors import QueryError
 
 from ..examples import ShownExample
-from ..text import disk_files
 from .explorer import Explorer
 
 MOST_VISITS = 200
@@ -59,7 +58,7 @@ def run(explorer: Explorer) -> RunView:
     memory, manifest = explorer.memory, explorer.memory.store.manifest
     certificate = memory.certificate
     sizes: dict[str, int] = {}
-    for name, count in disk_files(memory).items():
+    for name, count in memory.store.file_sizes.items():
         kind = name.split("/")[0]
         sizes[kind] = sizes.get(kind, 0) + count
     visits = memory.store.visits
