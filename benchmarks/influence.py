@@ -8,7 +8,6 @@ import copy
 import ctypes
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from paper_run import machine, save
+from paper_run import machine, save, seconds
 from torch import nn, optim
 from torch.nn import functional as F
 
@@ -71,13 +70,6 @@ SETTINGS = (
     Setting("MLP 784-800-800-10, momentum", lambda: MLP(784, 800, 800, 10), momentum, large, 100, 128, 1.0, 8),
     Setting("CNN 16-32 channels, AdamW", convolutional, adamw, partial(large, flat=False), 60, 64, None, 8),
 )
-
-
-def seconds(work):
-    """CPU seconds of all threads, and the result."""
-    begin = time.process_time()
-    result = work()
-    return time.process_time() - begin, result
 
 
 def train(setting, model, x, y, order, path=None):

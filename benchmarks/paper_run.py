@@ -1,5 +1,6 @@
 """The run that the benchmarks share: MNIST, MLP 784-800-800-10, the settings of Irie, Csordás, Schmidhuber (2022)."""
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dualform.data import mnist
 from dualform.models import MLP
 from dualform.show.machine import machine
 
-__all__ = ["BATCH", "STEPS", "images", "machine", "save", "train"]
+__all__ = ["BATCH", "STEPS", "images", "machine", "save", "seconds", "train"]
 STEPS, BATCH = 3000, 128
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -42,6 +43,13 @@ def train(x, y, path=None, steps=STEPS, seed=0, dtype="float16", **options):
                 optimizer.zero_grad()
                 done += 1
     return model
+
+
+def seconds(work):
+    """CPU seconds of all threads of this process, and the result."""
+    begin = time.process_time()
+    result = work()
+    return time.process_time() - begin, result
 
 
 def save(name, text):

@@ -5,24 +5,16 @@ python benchmarks/replay_log.py [--steps 3000] [--block 600] [--blocks 10] [--fo
 
 import argparse
 import statistics
-import time
 from pathlib import Path
 
 import torch
-from paper_run import BATCH, STEPS, images, machine, save, train
+from paper_run import BATCH, STEPS, images, machine, save, seconds, train
 from torch.nn import functional as F
 
 import dualform
 
 WIDTHS = 784, 800, 800, 800, 800, 10
 """Of keys and errors of the three layers."""
-
-
-def seconds(work):
-    """CPU seconds of all threads of this process, and the result."""
-    begin = time.process_time()
-    result = work()
-    return time.process_time() - begin, result
 
 
 def losses(model, batch):

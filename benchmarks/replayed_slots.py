@@ -7,24 +7,16 @@ python benchmarks/replayed_slots.py [--steps 3000] [--folder runs]
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import torch
-from paper_run import images, machine, save, train
+from paper_run import images, machine, save, seconds, train
 from torch.nn import functional as F
 
 import dualform
 from dualform.models import MLP
 
 CASES = (("float16", "4 GB"), ("float32", "8 GB"), ("float32", "4 GB"), ("float32", "500 MB"))
-
-
-def seconds(work):
-    """CPU seconds of all threads, and the result."""
-    begin = time.process_time()
-    result = work()
-    return time.process_time() - begin, result
 
 
 def losses(model, batch):

@@ -6,14 +6,13 @@ python benchmarks/whole_network.py [--steps 300] [--repeats 3]
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from paper_run import machine, save
+from paper_run import machine, save, seconds
 from torch import nn, optim
 from torch.nn import functional as F
 
@@ -33,13 +32,6 @@ QUESTIONS: tuple[Callable[..., Any], ...] = (
 )
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """CPU seconds of all threads."""
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
-
-
 def train(
     model: nn.Module, optimizer: optim.Optimizer, path: Path, x: torch.Tensor, y: torch.Tensor, steps: int
 ) -> float:
@@ -55,7 +47,7 @@ def train(
 
     with dualform.record(model, optimizer, path, progress=False) as tape:
         loop(lambda index: tape.note(index=index, label=y[index]))
-    return seconds(lambda: loop(lambda index: None))
+    return seconds(lambda: loop(lambda index: None))[0]
 
 
 def main() -> None:
@@ -78,7 +70,7 @@ def main() -> None:
             for ask in QUESTIONS:
                 for queries in (1, 8):
                     question = partial(ask, memory, model, asked[:queries])
-                    taken = [seconds(question) for _ in range(arguments.repeats)]
+                    taken = [seconds(question)[0] for _ in range(arguments.repeats)]
                     cells.append(f"{statistics.median(taken):.2f}")
             if name == "AdamW":
                 slowest = float(cells[0])

@@ -24,13 +24,15 @@ from .preconditioned import (
     advance,
     apply_step,
     backward_factors,
+    factor_matrix,
     precondition,
     rerun_from_slots,
+    scaled_errors,
     scan_backwards,
     state_at,
 )
 from .scan import LayerQueries, LayerScan, Reduction, Scores, scan, scan_together
-from .stream import StoreView, stream
+from .stream import StoreView, decoded, stream
 from .top_slots import TopSlots, TopSlotsByGroup
 
 __all__ = [
@@ -55,11 +57,13 @@ __all__ = [
     "coefficients",
     "compare",
     "count_moves",
+    "decoded",
     "dual_forward",
     "dual_output",
     "example_products",
     "explained_layers",
     "extended_matrix",
+    "factor_matrix",
     "initial_part",
     "key_sums",
     "kronecker_factors",
@@ -70,6 +74,7 @@ __all__ = [
     "preconditioned_parameters",
     "rerun_from_slots",
     "rounding",
+    "scaled_errors",
     "scan",
     "scan_backwards",
     "scan_together",

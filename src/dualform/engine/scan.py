@@ -140,15 +140,13 @@ class Reduction(Protocol):
 
 def scan(
     store: Store, layer: str, view: StoreView, queries: LayerQueries, reductions: Sequence[Reduction], *,
-    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None,
-    of_bias: Mapping[str, Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
+    of_step: Sequence[Float[np.ndarray, " T1"]] | None = None, watch: OnProgress | None = None,
 ) -> None:  # fmt: skip
     """Pass the scores of every visible slot to every reduction.
 
-    Contributions need ``of_step``, the coefficients of each piece of the layer, and ``of_bias``, those of the biases
-    that the queries have gradients of.
+    Contributions need ``of_step``, the coefficients of each piece of the layer.
     """
-    layer_scan = LayerScan(store, layer, queries, reductions, of_step, of_bias)
+    layer_scan = LayerScan(store, layer, queries, reductions, of_step)
     for slots in stream(store, layer, view, errors=layer_scan.contributes, watch=watch):
         layer_scan.take(slots)
     layer_scan.end()
@@ -167,7 +165,11 @@ def scan_together(
 
 
 class LayerScan:
-    """The scan of one layer for some queries: takes the layer's slots, block by block."""
+    """The scan of one layer for some queries: takes the layer's slots, block by block.
+
+    Contributions need ``of_step``, the coefficients of each piece of the layer, and ``of_bias``, those of the biases
+    that the queries have gradients of.
+    """
 
     def __init__(
         self, store: Store, layer: str, queries: LayerQueries, reductions: Sequence[Reduction],

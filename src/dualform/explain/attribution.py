@@ -178,27 +178,29 @@ class Attribution:
         store = self.memory.store
         if timeline or score == "contribution":
             store.need_training()
+        answers = self._ask(asked, layer, progress)
+        return answers.without_totals() if after else answers
+
+    def _ask(self, asked: AskedQuestions, layer: str | int | None, progress: Progress) -> ScanAnswers:
+        """The answers of the whole network, or those of one layer in as many passes as they need."""
+        store = self.memory.store
         if layer is None:
-            return ask_network(store, self._question, asked, self._layers(), None, progress)
-        if not top or per == "slot":
+            return ask_network(store, self._question, asked, None, progress)
+        if not asked.top or asked.per == "slot":
             return ask_layer(store, self._question, asked, layer, progress)
         of_examples = replace(asked, by=(), timeline=0)
-        if score == "contribution":
-            found = ask_network(store, self._question, of_examples, self._layers(), layer, progress)
+        if asked.score == "contribution":
+            answers = ask_network(store, self._question, of_examples, layer, progress)
         else:
-            found = sum_layer_weights(store, self._question, of_examples, layer, progress)
-        if not (columns or timeline):
-            return found
+            answers = sum_layer_weights(store, self._question, of_examples, layer, progress)
+        if not (asked.by or asked.timeline):
+            return answers
         others = ask_layer(store, self._question, replace(asked, top=0, top_by=None), layer, progress)
-        return ScanAnswers(found.hits, others.groups, others.timeline, found.hits_by)
+        return ScanAnswers(answers.hits, others.groups, others.timeline, answers.hits_by)
 
     def _question(self, asked: AskedQuestions, info: LayerInfo, module: ModuleInfo) -> Question:
         """The question to one use of a layer."""
         raise NotImplementedError
-
-    def _layers(self) -> Sequence[tuple[LayerInfo, ModuleInfo]]:
-        """The layers that the number depends on."""
-        return [(info, module) for info in self.memory.store.manifest.layers for module in info.modules]
 
     def _view_after(self, after: int) -> StoreView:
         """The view of the memory, without the first steps."""

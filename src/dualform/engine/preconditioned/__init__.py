@@ -3,7 +3,7 @@
 from .backward_factors import backward_factors
 from .forward_sweep import rerun_from_slots, state_at
 from .recurrence import ParameterState, advance, apply_step, precondition
-from .scan import scan_backwards
+from .scan import factor_matrix, scaled_errors, scan_backwards
 from .slot_gradients import SlotGradients, SlotGroups
 
 __all__ = [
@@ -13,8 +13,10 @@ __all__ = [
     "advance",
     "apply_step",
     "backward_factors",
+    "factor_matrix",
     "precondition",
     "rerun_from_slots",
+    "scaled_errors",
     "scan_backwards",
     "state_at",
 ]

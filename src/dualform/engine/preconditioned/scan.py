@@ -103,15 +103,11 @@ def _contributions(
 ) -> Float[Tensor, "n m"]:
     assert slots.errors is not None
     layer = target.layer
-    value = slots.factors(layer.weights[0])
-    if slots.block.key_scale is not None:
-        value = value * slots.block.key_scale
-    errors = slots.errors * value.unsqueeze(1)
+    errors = scaled_errors(slots)
     if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
         out = _through_matrices(layer, slots.keys, errors, factors, target.matrix)
     else:
-        matrices = {name: _full_matrix(store, name, factors.get(name, 0.0)) for name in layer.weights}
-        out = LayerMatrix(layer).bilinear(target.matrix * assemble_matrix(layer, matrices), slots.keys, errors)
+        out = LayerMatrix(layer).bilinear(target.matrix * factor_matrix(store, layer, factors), slots.keys, errors)
     for name, gradient in target.biases.items():
         out += (gradient * factors.get(name, 0.0)) @ (slots.errors * slots.factors(name).unsqueeze(1)).mT
     return out
@@ -140,7 +136,22 @@ def _through_matrices(
     return out
 
 
-def _full_matrix(store: Store, name: str, factor: Factor) -> Tensor:
-    if isinstance(factor, Tensor):
-        return factor
-    return torch.full(store.parameters[name].shape, factor, dtype=store.compute)
+def scaled_errors(slots: DecodedSlots) -> Float[Tensor, "m d_out"]:
+    """The errors of slots as they stand beside their keys in a layer's gradient, times all factors."""
+    assert slots.errors is not None
+    value = slots.factors(slots.block.layer.weights[0])
+    if slots.block.key_scale is not None:
+        value = value * slots.block.key_scale
+    return slots.errors * value.unsqueeze(1)
+
+
+def factor_matrix(store: Store, layer: LayerInfo, factors: Mapping[str, Factor]) -> Float[Tensor, "d_out w"]:
+    """The factor of each entry of a layer's matrix, where rules work entry by entry."""
+
+    def full(name: str) -> Tensor:
+        factor = factors.get(name, 0.0)
+        if isinstance(factor, Tensor):
+            return factor
+        return torch.full(store.parameters[name].shape, factor, dtype=store.compute)
+
+    return assemble_matrix(layer, {name: full(name) for name in layer.weights})

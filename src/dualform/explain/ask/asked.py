@@ -1,6 +1,6 @@
 """What is asked in one go, and its answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -89,6 +89,11 @@ class ScanAnswers:
     timeline: Timeline | None
     hits_by: dict[Any, Hits]
     """The top hits of each group."""
+
+    def without_totals(self) -> "ScanAnswers":
+        """The same without totals, where the first steps are left out: sums are not all parts of the whole."""
+        groups = {column: replace(parts, initial=None, total=None) for column, parts in self.groups.items()}
+        return replace(self, groups=groups)
 
 
 def require_count(least: int, option: str, value: int) -> None:

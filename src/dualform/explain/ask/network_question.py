@@ -30,6 +30,7 @@ from dualform.store import Store, assemble_matrix, piece_of
 from dualform.types import LayerInfo
 
 from ..query import Question, apply, is_preconditioned
+from .one_layer import step_coefficients
 
 FirstFactors = dict[str, tuple[float | Tensor, float | Tensor]]
 """The factors of a first weight and of the first buffer in the weight at the horizon."""
@@ -111,7 +112,7 @@ class NetworkQuestion:
                 swept.append((layer, queries))
                 continue
             info, _ = store.layer(layer)
-            of_step = [coefficients(store, name, view.horizon).of_step for name in info.weights]
+            of_step = step_coefficients(store, view, info)
             of_bias = {name: coefficients(store, name, view.horizon).of_step for name in queries.biases}
             layer_scans.append(partial(LayerScan, store, layer, queries, reductions, of_step, of_bias))
         for at_a_time in [layer_scans] if store.is_supplied else [[each] for each in layer_scans]:

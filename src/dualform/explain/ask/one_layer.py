@@ -13,7 +13,7 @@ from dualform.progress import Progress, bar
 from dualform.store import Store
 from dualform.types import LayerInfo, ModuleInfo
 
-from ..answers import Groups, Timeline
+from ..answers import Timeline
 from ..groups import Stretches, group_slots
 from ..hits import SlotHits, Summands, slot_hits
 from ..query import Question, is_preconditioned
@@ -53,7 +53,7 @@ def ask_layer(store: Store, ask: AskLayer, asked: AskedQuestions, layer: str | i
     place, target = question.module.name, question.target
     return ScanAnswers(
         _with_remark(question, slot_hits(question, best), asked.after) if best else None,
-        {column: _parts(asked, output_parts(question, g, values[column])) for column, g in groups.items()},
+        {column: output_parts(question, g, values[column]) for column, g in groups.items()},
         timeline_of(asked, place, target, over, times.total) if over and times else None,
         {name: slot_hits(question, b) for name, b in zip(best_of.names, best_by.best, strict=True)}
         if best_of and best_by
@@ -107,11 +107,6 @@ def timeline_of(
     """A timeline from the sums over its groups and stretches."""
     values = sums.unflatten(1, (len(over.names), -1))
     return Timeline(layer, asked.score, target, asked.timeline_by, over.names, over.edges, values)
-
-
-def _parts(asked: AskedQuestions, groups: Groups) -> Groups:
-    """The parts of the whole; without the first steps they are not all of them, and no total stands beside."""
-    return replace(groups, initial=None, total=None) if asked.after else groups
 
 
 def _with_remark(question: Question, hits: SlotHits, after: int) -> SlotHits:

@@ -1,7 +1,5 @@
 """Questions to the whole network, or to all that feeds one layer: examples, groups and times through all parameters."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +10,6 @@ from dualform.engine import GroupSums
 from dualform.errors import QueryError
 from dualform.progress import Progress, bar
 from dualform.store import Store
-from dualform.types import LayerInfo, ModuleInfo
 
 from ..answers import Groups
 from ..groups import GroupOfSlot, Stretches, group_slots
@@ -30,22 +27,18 @@ SUMS_BYTES = 1 << 30
 
 
 def ask_network(
-    store: Store, ask: AskLayer, asked: AskedQuestions, layers: Sequence[tuple[LayerInfo, ModuleInfo]],
-    layer: str | int | None, progress: Progress,
-) -> ScanAnswers:  # fmt: skip
+    store: Store, ask: AskLayer, asked: AskedQuestions, layer: str | int | None, progress: Progress
+) -> ScanAnswers:
     """Top examples, sums and a timeline of contributions through weights and biases, in one pass over all layers.
 
     With a ``layer`` only what that layer does with its weights counts.
     """
-    question = _network_question(store, ask, asked, layers, layer)
+    question = _network_question(store, ask, asked, layer)
     place = "" if layer is None else question.questions[0].module.name
     names = [name for name, _ in question.asked]
     groups = {column: group_slots(store, names, column) for column in asked.by}
     if groups and not (asked.top or asked.timeline) and _prefers_ledger(question, groups):
-        found = {c: _groups_from_ledger(question, g) for c, g in groups.items()}
-        if asked.after:
-            found = {c: replace(g, initial=None, total=None) for c, g in found.items()}
-        return ScanAnswers(None, found, None, {})
+        return ScanAnswers(None, {c: _groups_from_ledger(question, g) for c, g in groups.items()}, None, {})
     summands = Summands(store, asked.view, asked.per, asked.top_by) if asked.top else None
     over = stretches_of(store, asked, names)
     sums = [g.names for g in groups.values()] + ([summands.groups.names] if summands else [])
@@ -58,8 +51,6 @@ def ask_network(
         rule = rule_with_preconditioner(store, store.layer(question.swept[0])[0])
         remark = remark_of(EarlyShare.of_all([part.early for part in parts]), store.steps, rule, asked.after)
     initial, total = question.initial(parts[0].factors), question.total
-    if asked.after:  # what is left out is a part of the total, too
-        initial = total = None
     answers = {}
     for column, g in groups.items():
         values = torch.cat([part.groups[column] for part in parts])
@@ -78,17 +69,14 @@ def ask_network(
     return ScanAnswers(found.hits, answers, timeline, found.hits_by)
 
 
-def _network_question(
-    store: Store, ask: AskLayer, asked: AskedQuestions, layers: Sequence[tuple[LayerInfo, ModuleInfo]],
-    layer: str | int | None,
-) -> NetworkQuestion:  # fmt: skip
+def _network_question(store: Store, ask: AskLayer, asked: AskedQuestions, layer: str | int | None) -> NetworkQuestion:
     if layer is not None:
         info, module = store.layer(layer)
         require_slots(store, info, layer, asked)
         return NetworkQuestion(store, asked.view, [ask(asked, info, module)])
     questions: list[Question] = []
     left_out: list[str] = []
-    for info, module in layers:
+    for info, module in [(layer, module) for layer in store.manifest.layers for module in layer.modules]:
         has_slots = all(store.parameters[name].by_slots for name in info.weights)
         if not has_slots and not (info.in_ledger and asked.by and not (asked.top or asked.timeline)):
             left_out.append(module.name)

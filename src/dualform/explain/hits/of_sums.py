@@ -46,9 +46,9 @@ class Summands:
         places = np.flatnonzero(shown)
         summands, number = np.unique(ids[places], return_inverse=True)
         self.count = len(summands)
-        of_visit_or_none = np.full(len(steps), self.count)
-        of_visit_or_none[places] = number
-        self.groups = GroupOfSlot("", (*range(self.count), None), np.append(of_visit_or_none, self.count))
+        number_of_visit = np.full(len(steps), self.count)
+        number_of_visit[places] = number
+        self.groups = GroupOfSlot.of_visits("", (*range(self.count), None), number_of_visit)
         """The summand of each visit; the last is for slots of visits that cannot be a hit."""
         order = np.argsort(number, kind="stable")
         begins = np.searchsorted(number[order], np.arange(self.count))

@@ -7,10 +7,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualform.engine import LayerQueries, StoreView, backward_factors, coefficients, stream
+from dualform.engine import (
+    LayerQueries,
+    StoreView,
+    backward_factors,
+    coefficients,
+    decoded,
+    factor_matrix,
+    scaled_errors,
+    stream,
+)
 from dualform.errors import QueryError
 from dualform.progress import OnProgress
-from dualform.store import Block, LayerMatrix, Store, assemble_matrix
+from dualform.store import Block, LayerMatrix, Store
 from dualform.types import LayerInfo
 
 from ..query import is_preconditioned
@@ -40,10 +49,8 @@ def own_contributions(
             kept = _kept(block, view, row_of_visit)
             if not len(kept) or not factors:
                 continue
-            block = block.take(kept)
-            full = {name: _matrix_of(store, name, factors.get(name, 0.0)) for name in layer.weights}
-            keys, errors = _decoded_rows(store, block, layer)
-            diagonal.add_through(assemble_matrix(layer, full), keys, errors, row_of_visit[block.visits])
+            slots, factor = decoded(block.take(kept), store.compute), factor_matrix(store, layer, factors)
+            diagonal.add_through(factor, slots.keys, scaled_errors(slots), row_of_visit[slots.block.visits])
         return diagonal.total
     of_step = [coefficients(store, piece.parameter, view.horizon).of_step for piece in layer.pieces]
     for slots in stream(store, layer.name, view, errors=True, watch=watch):
@@ -114,24 +121,6 @@ def _kept(block: Block, view: StoreView, row_of_visit: np.ndarray) -> Int[np.nda
     if view.visible is not None:
         shown &= np.append(view.visible, True)[block.visits]
     return np.flatnonzero(shown)
-
-
-def _decoded_rows(store: Store, block: Block, layer: LayerInfo) -> tuple[Tensor, Tensor]:
-    """The keys and errors of a block, times their scales and factors."""
-    assert block.errors is not None
-    keys, errors = block.keys.to(store.compute), block.errors.to(store.compute)
-    factor = torch.from_numpy(block.calls.factor[block.call]).to(store.compute)
-    if block.error_scale is not None:
-        factor = factor * block.error_scale
-    if block.key_scale is not None and not layer.indexed:
-        keys = keys * block.key_scale.unsqueeze(1)
-    return keys, errors * factor.unsqueeze(1)
-
-
-def _matrix_of(store: Store, name: str, factor: float | Tensor) -> Tensor:
-    if isinstance(factor, Tensor):
-        return factor
-    return torch.full(store.parameters[name].shape, factor, dtype=store.compute)
 
 
 def _require_entries(store: Store, layer: LayerInfo) -> None:
