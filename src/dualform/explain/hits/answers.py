@@ -111,6 +111,14 @@ class Hits(Displayed):
         tensors = {name: value[cut] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **tensors, columns=self.columns.slice(cut.start * k, k))
 
+    def first(self, k: int) -> Self:
+        """The best k hits of each query."""
+        n, kept = self.weight.shape
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value[:, :k] for name, value in own.items() if isinstance(value, Tensor)}
+        lines = np.arange(n * kept).reshape(n, kept)[:, :k].reshape(-1)
+        return replace(self, **tensors, columns=self.columns.take(lines))
+
     def _hit(self, query: int, rank: int) -> Hit:
         place = query * self.weight.shape[1] + rank
         line = {name: self.columns[name][place].as_py() for name in self.columns.column_names}

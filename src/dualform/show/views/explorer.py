@@ -204,6 +204,11 @@ class Explorer:
             return as_inputs(torch.stack([self.own[row][1] for row in rows]), self.model)
         return together(as_inputs(examples.rows(rows), self.model), examples.beside(rows), self.model)
 
+    def tensor(self, place: ExamplePlace) -> Tensor:
+        """One example as a tensor, without an axis of examples."""
+        examples = self.examples(place.set)
+        return self.own[place.row][1] if examples is None else examples.row(place.row)[0]
+
     def shown(self, place: ExamplePlace) -> ShownExample:
         """An example in the form that pages display."""
         self.need(place)
@@ -222,6 +227,17 @@ class Explorer:
         if layer is not None and position is not None:
             positions, (position, span) = self.positions(layer), self.tokens(layer, position)
         return self.train.shown(index, position=position, positions=positions, span=span, name="training example")
+
+    def passage(self, index: Any, token: int, taught: bool) -> ShownExample | None:
+        """A training text around the token that counts; None if there is no such example."""
+        if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
+            return None
+        return self.train.passage(index, token, taught=taught, name="training example")
+
+    def kind_of(self, place: ExamplePlace) -> str:
+        """How an example is shown: image, text, series or numbers."""
+        like = self.examples(place.set) or self.test or self.train
+        return "none" if like is None else like.kind
 
     def label(self, place: ExamplePlace) -> int | None:
         """The true class of an example; None if it is not known."""
@@ -326,6 +342,11 @@ class Explorer:
             return SWEEP * self._operations(info) / self.speed + SWEEP_STEP * self.memory.step + slots * queries * 2e-6
         numbers = info.key_size + (info.d_out if score == "contribution" else 0)
         return slots * numbers * (READ_NUMBER + 2 * queries / self.speed)
+
+    def question_seconds(self, layer: str | None, score: str, queries: int = 1) -> float:
+        """Estimated seconds of a question to a layer, or to the whole network."""
+        layers = self.layers if layer is None else (layer,)
+        return sum(self.scan_seconds(name, score, queries) for name in layers)
 
     def is_swept(self, layer: str) -> bool:
         """Whether contributions of a layer need a backward sweep, because its rule is preconditioned."""
