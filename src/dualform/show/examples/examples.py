@@ -1,9 +1,11 @@
 """Examples: as tensors for a network, and in a form that people can look at."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +23,9 @@ SAMPLE = 1000
 
 WINDOW = 40
 """How many tokens of a long text are shown on either side of the marked one."""
+
+CHARACTERS = 90
+"""How many characters of a passage are shown on either side of the token that counts."""
 
 NUMBERS = 24
 """The most numbers of an example that are shown."""
@@ -176,8 +181,15 @@ class Examples:
     def passage(self, number: int, token: int, *, taught: bool, name: str = "example") -> ShownExample:
         """A text around the token that counts; ``taught`` marks the next one too."""
         shown = self._text(number, token, 1, f"{name} {number}")
-        after = None if shown.mark is None or not taught else shown.mark + 1
-        return replace(shown, taught=after if after is not None and after < len(shown.tokens) else None)
+        if shown.mark is None:
+            return shown
+        lengths = list(accumulate(map(len, shown.tokens), initial=0))
+        begin = bisect_left(lengths, lengths[shown.mark] - CHARACTERS)
+        end = bisect_right(lengths, lengths[shown.mark + 1] + CHARACTERS) - 1
+        mark, tokens = shown.mark - begin, shown.tokens[begin:end]
+        is_cut = (shown.is_cut[0] or begin > 0, shown.is_cut[1] or end < len(shown.tokens))
+        after = mark + 1 if taught and mark + 1 < len(tokens) else None
+        return replace(shown, tokens=tokens, mark=mark, taught=after, is_cut=is_cut)
 
     def table_row(self, number: int) -> list[float | str]:
         """A row of a table, a number or a word for each column."""

@@ -311,7 +311,7 @@ class Explorer:
         chances = logits.softmax(0)
         order = chances.argsort(descending=True).tolist()
         wanted = order if shown is None else order[:shown]
-        wanted += [number for number in also if number not in wanted and 0 <= number < len(logits)]
+        wanted += [number for number in dict.fromkeys(also) if number not in wanted and 0 <= number < len(logits)]
         return [
             ClassScore(number, self.class_name(number), float(logits[number]), float(chances[number]))
             for number in wanted

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from dualform.svm.expansion import power
 
 from ..text import size
+from .explorer import visible
 from .numbers import duration, minus, number, percent, signed, signed_alike
 
 FOLDER = Path(__file__).parent
@@ -39,6 +40,7 @@ def environment() -> Environment:
         "minus": minus,
         "number": number,
         "percent": percent,
+        "seen": lambda token: token if token.strip() else visible(token),
         "power": power,
         "signed": signed,
         "signed_alike": signed_alike,

@@ -15,12 +15,14 @@ HALF, FEW = 0.5, 5
 
 @dataclass(frozen=True)
 class Headline:
-    """Parts of a sentence: "It says" **answer** (chance), verdict **truth**, because."""
+    """Parts of a sentence: opening **answer** (chance), verdict **truth** end, because."""
 
+    opening: str
     answer: str
     chance: str
     verdict: str
     truth: str
+    end: str
     because: str
     is_few: bool
     """Whether a handful of examples is the reason."""
@@ -28,9 +30,9 @@ class Headline:
 
 def headline_of(
     explorer: Explorer, says: Sequence[ClassScore], truth: int | None, question: PredictionQuestion,
-    of_examples: Groups | None,
+    of_examples: Groups | None, name: str = "it",
 ) -> Headline:  # fmt: skip
-    """The headline of a prediction; ``of_examples`` is what each training example adds."""
+    """The headline of a prediction; ``of_examples`` is what each training example adds to what is called ``name``."""
     first = says[0]
     has_classes = first.probability is not None
     answer = first.name if has_classes else number(first.logit)
@@ -38,9 +40,16 @@ def headline_of(
     is_right = truth is None or first.number == truth
     verdict = "" if truth is None or not has_classes else "which is right" if is_right else "but it is"
     right = "" if is_right or truth is None or not has_classes else explorer.class_name(truth)
+    opening, end = "It says", ""
+    if question.token is not None:
+        opening, verdict, end = (
+            "Here it expects",
+            "which stands there" if is_right else "but",
+            "" if is_right else "stands there",
+        )
     count, everyone = examples_of_half(of_examples) if of_examples is not None else (0, 0)
-    because = _because(count, everyone) if question.order == "largest" else ""
-    return Headline(answer, chance, verdict, right, because, 0 < count <= FEW)
+    because = _because(count, everyone, name) if question.order == "largest" else ""
+    return Headline(opening, answer, chance, verdict, right, end, because, 0 < count <= FEW)
 
 
 def examples_of_half(groups: Groups) -> tuple[int, int]:
@@ -54,11 +63,11 @@ def examples_of_half(groups: Groups) -> tuple[int, int]:
     return int((speaking.cumsum(0) < HALF * total).sum()) + 1, len(known)
 
 
-def _because(count: int, everyone: int) -> str:
+def _because(count: int, everyone: int, name: str) -> str:
     if not count:
         return ""
     if count == 1:
         return "mostly because of this training example"
     if count <= FEW:
         return f"mostly because of these {count} training examples"
-    return f"half of what speaks for it comes from {count:,} of {everyone:,} training examples, these first"
+    return f"half of what speaks for {name} comes from {count:,} of {everyone:,} training examples, these first"

@@ -74,7 +74,14 @@ def predict(explorer: Explorer, place: ExamplePlace, question: PredictionQuestio
     says = explorer.says(number.logits, SHOWN_CLASSES, [number.explained, *([] if truth is None else [truth])])
     return PredictionView(
         **explorer.about(place),
-        headline=headline_of(explorer, says, truth, settled, answer.groups.get(explorer.index) if answer else None),
+        headline=headline_of(
+            explorer,
+            says,
+            truth,
+            settled,
+            answer.groups.get(explorer.index) if answer else None,
+            "it" if settled.token is None and settled.target is None and not settled.rather else number.name,
+        ),
         says=says,
         truth=truth,
         layers=list(explorer.layers),
@@ -161,10 +168,9 @@ def _examples(
     explorer: Explorer, answer: ScanAnswers, question: PredictionQuestion, places: AnswerPlaces | None
 ) -> list[TopExample]:
     hits = answer.hits
-    shown = (
-        [] if hits is None else [hit for hit in hits if hit.columns.get(explorer.index, 0) is not None][: question.k]
-    )
-    assert hits is not None or not shown
+    if hits is None:
+        return []
+    shown = [hit for hit in hits if hit.columns.get(explorer.index, 0) is not None][: question.k]
     return [
         top_example(
             explorer, hits, hit, question.layer,

@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from typing import TYPE_CHECKING
-from dualform.explain import ScanAnswers
-
-if TYPE_CHECKING:
-    from dualform.explain import HitPlaces
+from dualform.explain import HitPlaces, ScanAnswers
 from dualform.progress import Progress
 
 from ..explorer import ExamplePlace, Explorer
@@ -24,7 +20,7 @@ ONCE = 2.0
 class AnswerPlaces:
     """The places of the top examples of an answer."""
 
-    places: "HitPlaces"
+    places: HitPlaces
     taught: bool
     """Whether each token was taught the next one, as language models are."""
 
@@ -57,7 +53,7 @@ def answer_places(
     key: tuple[Any, ...] = ("places", place, number.key, question.layer, question.order, question.step, question.k)
     key = (*key, question.per, question.after, explorer.own[place.row][0] if place.set == "own" else "")
 
-    def work(progress: Progress) -> "HitPlaces":
+    def work(progress: Progress) -> HitPlaces:
         return number.spot.places(shown, progress=progress)
 
     seconds = ONCE * explorer.question_seconds(question.layer, question.score)
