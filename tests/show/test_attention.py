@@ -276,7 +276,7 @@ def test_a_text_is_seen_from_its_last_token_and_words_name_its_windows(tmp_path)
 def test_examples_are_recalled_beside_the_support(series_explorer):
     view = attention(series_explorer, FOURTH, AttentionQuestion())
     assert view.looking.recalled == "blocks.0.attn.out" and isinstance(view.recalled, PredictionView)
-    assert view.recalled.question.each == "example" and len(view.recalled.examples or ()) == 6
+    assert view.recalled.question.per == "example" and len(view.recalled.examples or ()) == 6
     assert len({each.index for each in view.recalled.examples or ()}) == 6
 
 

@@ -20,9 +20,8 @@ from dualform.record import record
 from dualform.show.commands import demo
 from dualform.show.examples import Examples
 from dualform.show.views.attention import AttentionQuestion, attention
-from dualform.show.views.explorer import ExamplePlace, Explorer, visible
+from dualform.show.views.explorer import ExamplePlace, Explorer
 from dualform.show.views.prediction import PredictionQuestion, PredictionView, predict
-from dualform.show.views.render import as_plain
 from dualform.show.views.run import run, visits_of
 from dualform.show.views.training import TrainingSetQuestion, suspects_csv, training_set
 from dualform.show.views.whatif import (
@@ -43,103 +42,6 @@ def answer_of(explorer: Explorer, question: PredictionQuestion, place: ExamplePl
     view = predict(explorer, place, question)
     assert isinstance(view, PredictionView)
     return view
-
-
-@pytest.mark.parametrize("layer", ["fc1", "fc2"])
-@pytest.mark.parametrize("score", ["contribution", "abs", "weight"])
-@pytest.mark.parametrize("step", [60, 25])
-def test_a_prediction_shows_the_answers_of_the_memory(digits_explorer, layer, score, step):
-    explorer = digits_explorer
-    view = answer_of(explorer, PredictionQuestion(layer, score, step=step, k=5, each="visit"))
-    memory = explorer.memory.at(step)
-    spot = memory.attend(explorer.model, explorer.input(THIRD))
-    best = list(spot.top(5, layer=layer, score=score, per="slot"))
-    assert view.examples is not None
-    assert [(each.index, each.step) for each in view.examples] == [(hit.index, hit.step) for hit in best]
-    assert [each.weight for each in view.examples] == pytest.approx([hit.weight for hit in best])
-    logits = spot.prediction[0]
-    assert view.says[0].number == int(logits.argmax()) and view.says[0].logit == pytest.approx(float(logits.max()))
-    assert sum(each.probability or 0 for each in view.says) == pytest.approx(1)
-    groups = spot.by("label", layer=layer, score=score)
-    parts = [part.value for part in view.totals if part.kind == "group"]
-    assert parts == pytest.approx(groups.values[0].tolist(), rel=1e-3, abs=1e-3)
-    if score == "contribution":
-        *some, total = view.totals
-        assert total.kind == "total" and view.residual is not None
-        assert sum(part.value for part in some) + view.residual == pytest.approx(total.value, abs=1e-4)
-        assert view.time is not None
-        assert sum(view.time.own) + sum(view.time.others) == pytest.approx(sum(parts), abs=1e-2)
-    assert view.curve is not None and list(view.curve.values) == sorted(view.curve.values, reverse=True)
-    assert as_plain(view)["place"] == {"set": "test", "row": 3}
-
-
-def test_another_target_and_order(digits_explorer):
-    view = answer_of(digits_explorer, PredictionQuestion(target=8, order="smallest", k=3, each="visit"))
-    spot = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD), target=8)
-    assert view.examples is not None
-    assert [e.contribution for e in view.examples] == pytest.approx(
-        [hit.contribution for hit in spot.top(3, layer="fc2", order="smallest", per="slot")]
-    )
-    assert "class 8" in view.target
-
-
-@pytest.mark.parametrize("score", ["contribution", "abs"])
-@pytest.mark.parametrize("order", ["largest", "smallest", "magnitude"])
-def test_examples_are_shown_with_all_their_visits_together(digits_explorer, score, order):
-    view = answer_of(digits_explorer, PredictionQuestion("fc1", score, order, k=4))
-    groups = digits_explorer.memory.attend(digits_explorer.model, digits_explorer.input(THIRD)).by(
-        "index", layer="fc1", score=score
-    )
-    values = groups.values[0] + (groups.bias[0] if groups.bias is not None else 0)
-    key = {"largest": values, "smallest": -values, "magnitude": values.abs()}[order]
-    assert view.question.each == "example" and view.examples
-    assert [e.contribution for e in view.examples] == pytest.approx(values[key.topk(4).indices].tolist(), rel=1e-3)
-    best = view.examples[0]
-    assert best.visits == digits_explorer.counts("index")[best.index] and best.label == best.columns["label"]
-
-
-def test_one_class_rather_than_another(digits_explorer):
-    explorer = digits_explorer
-    wrong = next(
-        ExamplePlace("test", row)
-        for row in range(500)
-        if int(explorer.predict(ExamplePlace("test", row))[0].argmax()) != explorer.test.label(row)
-    )
-    view = answer_of(explorer, PredictionQuestion(rather=True), wrong)
-    said, label = view.says[0], view.label
-    true = next(each for each in view.says if each.number == label)
-    assert view.totals[-1].value == pytest.approx(said.logit - true.logit, abs=1e-3)
-    assert "less that of" in view.target
-    right = answer_of(explorer, PredictionQuestion(rather=True))
-    assert right.totals[-1].value == pytest.approx(right.says[0].logit - right.says[1].logit, abs=1e-3)
-
-
-def test_before_the_first_step_there_is_nothing_to_recall(digits_explorer):
-    view = answer_of(digits_explorer, PredictionQuestion(step=0))
-    assert view.examples == [] and view.totals == [] and "nothing was learned" in view.notes[0]
-    with torch.no_grad():
-        torch.manual_seed(0)
-        first = MLP(*demo.WIDTHS)(digits_explorer.input(THIRD))[0]
-    assert view.says[0].logit == pytest.approx(float(first.max()), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        PredictionQuestion("fc9"),
-        PredictionQuestion(by="nothing"),
-        PredictionQuestion(k=0),
-        PredictionQuestion(k=10**6),
-        PredictionQuestion(target=10),
-        PredictionQuestion(step=61),
-        PredictionQuestion(step=-1),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_refused(digits_explorer, question):
-    with pytest.raises(Exception, match=r"fc9|nothing|k=|target 10|step"):
-        predict(digits_explorer, THIRD, question)
-    with pytest.raises(QueryError, match="no example"):
-        predict(digits_explorer, ExamplePlace("test", 500), PredictionQuestion())
 
 
 MASKS = {
@@ -172,7 +74,7 @@ def test_a_mask_shows_what_the_memory_says_without_it(digits_explorer, name):
 
 def test_the_top_examples_of_a_prediction_can_be_masked(digits_explorer):
     assert what_if(digits_explorer, THIRD, WhatIfMasks()).examples == []
-    best = answer_of(digits_explorer, PredictionQuestion(k=3, each="visit")).examples
+    best = answer_of(digits_explorer, PredictionQuestion(k=3)).examples
     assert best
     offered = what_if(digits_explorer, THIRD, WhatIfMasks(examples=(17,))).examples
     assert offered[0].index == 17 and offered[0].ticked and offered[1].index == best[0].index
@@ -277,37 +179,7 @@ def test_suspects_find_wrong_labels(tmp_path):
     assert np.isin(indices[:50], wrong.numpy()).mean() > 0.8
 
 
-def test_under_adam_predictions_are_made_of_visits_and_their_parts_sum(adam_run, monkeypatch):
-    monkeypatch.setattr("dualform.explain.ask.early_steps._is_worth_a_word", lambda *_: True)
-    path, data = adam_run
-    examples = Examples(data.x, data.labels)
-    explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, work_queue=WorkQueue(1e9))
-    for layer in explorer.layers:
-        for by in ("label", "index"):
-            view = answer_of(explorer, PredictionQuestion(layer, by=by), ExamplePlace("test", 3))
-            assert view.question.each == "visit" and view.examples and view.residual is not None
-            assert abs(view.residual) < 1e-3 * max(1.0, abs(view.totals[-1].value))
-            assert sum("first 5 of 60 steps" in note for note in view.notes) == 1
-    assert what_if(explorer, ExamplePlace("test", 3), WhatIfMasks(groups=("1",))).without is not None
-
-
 # ---------------------------------------------------------------- text, attention, the run
-
-
-def test_a_text_is_shown_with_its_tokens(text_explorer):
-    explorer = text_explorer
-    explorer.work_queue.patience = 1e9
-    for layer in explorer.layers:
-        for score in ("contribution", "abs"):
-            view = answer_of(explorer, PredictionQuestion(layer, score, k=3, each="visit"), ExamplePlace("test", 40))
-            assert view.shown.kind == "text" and len(view.shown.tokens) == 20 and view.examples
-            for each in view.examples:
-                assert each.shown is not None and each.shown.mark is not None
-                start = each.index + each.position
-                expected = explorer.train.vocabulary.decode([int(explorer.train.inputs[start])])[0]
-                assert each.shown.tokens[each.shown.mark] == expected
-            assert view.says[0].name in map(visible, explorer.train.vocabulary.tokens)
-    assert what_if(explorer, ExamplePlace("test", 40), WhatIfMasks(by="source", groups=("first",))).without is not None
 
 
 def test_the_heads_of_attention_are_those_of_the_layer(attention_explorer):
@@ -363,7 +235,7 @@ def wait(queue: WorkQueue, pending: PendingWork) -> None:
 def test_what_takes_long_is_announced_done_behind_and_kept(text_explorer):
     explorer = text_explorer
     explorer.work_queue.patience = 0.0
-    question = PredictionQuestion("output", "contribution", k=3)
+    question = PredictionQuestion("output", "contribution", k=3, per="visit")
     first = answer_of(explorer, question, ExamplePlace("test", 40))
     assert first.pending is not None and first.pending.seconds > 0 and first.examples is None
     assert first.says, "what the network says is shown at once"
@@ -474,24 +346,3 @@ def test_own_inputs_are_asked_about_like_others(digits_explorer):
     )
     assert own.says == theirs.says and own.label is None
     assert own.examples == theirs.examples
-
-
-def test_a_convolution_marks_the_place_in_the_picture(tmp_path):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 7, stride=7), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
-    images = torch.rand(12, 1, 28, 28)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer, tmp_path / "memory", dtype="float32", progress=False) as tape:
-        for step in range(6):
-            index = torch.arange(4 * step, 4 * step + 4) % 12
-            tape.note(index=index, label=index % 4)
-            nn.functional.cross_entropy(model(images[index]), index % 4).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    examples = Examples(images, torch.arange(12) % 4)
-    explorer = Explorer(open_memory(tmp_path / "memory"), model, examples, examples)
-    view = answer_of(explorer, PredictionQuestion("0"), ExamplePlace("test", 1))
-    assert view.question.each == "visit" and view.examples and view.residual is not None and abs(view.residual) < 1e-4
-    for each in view.examples:
-        assert each.shown is not None
-        assert each.shown.patch == (each.position % 4 / 4, each.position // 4 / 4, 0.25, 0.25)

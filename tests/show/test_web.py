@@ -35,7 +35,7 @@ PAGES = [
     "/prediction/test/3",
     "/prediction/test/3?layer=fc1&score=abs&order=magnitude&by=index&k=3",
     "/prediction/test/3?step=20&target=4",
-    "/prediction/test/3?target=rather&each=visit",
+    "/prediction/test/3?target=rather&per=visit",
     "/prediction/test/3?step=0",
     "/prediction/train/17",
     "/what-if/test/3",
@@ -162,7 +162,7 @@ def test_what_takes_long_is_started_by_the_visitor(text_explorer):
 
 HOSTILE = [
     "/prediction/test/-1", "/prediction/test/500", "/prediction/test/999999999999999999999", "/prediction/test/3x",
-    "/prediction/test/%C2%B2", "/prediction/test/3?k=%C2%B2", "/prediction/test/3?k=0", "/prediction/test/3?each=x",
+    "/prediction/test/%C2%B2", "/prediction/test/3?k=%C2%B2", "/prediction/test/3?k=0", "/prediction/test/3?per=x",
     "/prediction/../../etc/passwd", "/prediction/..%2f..%2fetc/passwd", "/prediction/own/0", "/prediction/secret/0",
     "/prediction/test/3?layer=fc9", "/prediction/test/3?layer=../../x", "/prediction/test/3?score=__class__",
     "/prediction/test/3?k=1e9", "/prediction/test/3?k=301", "/prediction/test/3?step=61", "/prediction/test/3?step=nan",

@@ -51,6 +51,7 @@ def stacked_chart(
                 _bar(scale, left + gap, right - left - 2 * gap, begin, begin + value, kind or _sign(value), says, href)
             )
             up, down = (up + value, down) if value > 0 else (up, down + value)
+    bars = [bar for bar in bars if bar.height]
     keys = [(kind, name) for kind, name, _ in groups if name]
     steps = ticks_of(time, 7, upwards=False, whole=True)
     return Chart(alt, steps, ticks_of(scale, 5), "step of training", y_name, bars, zero=scale.down(0.0), keys=keys)

@@ -59,7 +59,7 @@ def _of_tokens(
         raise QueryError(
             f"token={tokens} is out of range: choose from 1 to {len(ids) - 1}; nothing stands before token 0."
         )
-    logits = need_logits_of_tokens(output, len(ids))[tokens.begin - 1]
+    logits = need_logits_of_tokens(output, len(ids))[tokens.begin - 1].detach()
     truth = ids[tokens.begin]
     if tokens.end > tokens.begin + 1:
         spot = explorer.spot(
