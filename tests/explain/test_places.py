@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -374,6 +375,15 @@ def test_slots_that_are_made_by_training_again_have_the_same_places(tmp_path):
         places = again.places(again.top(4, progress=False), progress=False)
     torch.testing.assert_close(places.query, expected.query, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(places.training, expected.training, rtol=1e-9, atol=1e-12)
+
+
+def test_the_example_on_the_page_runs(tmp_path, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "asking.md").read_text(encoding="utf-8")
+    code = page.partition("## Which tokens?")[2].partition("```python\n")[2].partition("```")[0]
+    memory, model, tokens = trained(tmp_path / "run", "classifier", "AdamW")
+    exec(compile(code, "asking.md", "exec"), {"memory": memory, "model": model, "tokens": tokens})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("The positions that count most in 5 hits") and len(printed) == 1 + 3 * 5 + 5
 
 
 # ----------------------------------------------------------------------------------------------- what cannot be asked
