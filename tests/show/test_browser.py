@@ -11,7 +11,7 @@ from serving import Served, serving
 
 from dualform.show.examples import png
 from dualform.show.views.explorer import ExamplePlace
-from dualform.show.views.whatif import REMOVED
+from dualform.show.views.what_if import REMOVED
 from dualform.show.web.app import warm_up
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

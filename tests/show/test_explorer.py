@@ -24,7 +24,7 @@ from dualform.show.views.explorer import ExamplePlace, Explorer
 from dualform.show.views.prediction import PredictionQuestion, PredictionView, predict
 from dualform.show.views.run import run, visits_of
 from dualform.show.views.training import TrainingSetQuestion, suspects_csv, training_set
-from dualform.show.views.whatif import (
+from dualform.show.views.what_if import (
     REMOVED,
     STRETCHES,
     WhatIfMasks,

@@ -15,7 +15,7 @@ from dualform.show.examples import data_address
 from dualform.show.report import choose, write_report
 from dualform.show.views.explorer import ExamplePlace
 from dualform.show.views.render import style
-from dualform.show.views.whatif import REMOVED
+from dualform.show.views.what_if import REMOVED
 from dualform.show.views.work import WorkQueue
 
 

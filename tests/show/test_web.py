@@ -17,7 +17,7 @@ from dualform.show.examples import Examples, png
 from dualform.show.views.explorer import ExamplePlace, Explorer
 from dualform.show.views.prediction import PredictionQuestion, predict
 from dualform.show.views.render import as_plain
-from dualform.show.views.whatif import REMOVED
+from dualform.show.views.what_if import REMOVED
 from dualform.show.web.app import warm_up
 from dualform.show.web.guard import HEADERS, MOST_BYTES
 from dualform.show.web.serve import is_loopback, listen, make_server

@@ -104,7 +104,7 @@ def _reported_example(explorer: Explorer, number: int, place: ExamplePlace, titl
     if "label" in explorer.columns and predicted in explorer.groups("label"):
         return ReportedExample(
             number, title, network, layers, f"label = {predicted}",
-            what_if(explorer, place, WhatIfMasks(by="label", groups=(str(predicted),))),
+            what_if(explorer, place, WhatIfMasks(by="label", groups=(str(predicted),)), again=False),
         )  # fmt: skip
     return ReportedExample(number, title, network, layers, "", None)
 

@@ -17,12 +17,13 @@ from .separation import (
     view_of,
 )
 from .training import Correctness, TrainingSetQuestion, TrainingSetView, suspects_csv, training_set
-from .whatif import WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
+from .what_if import REMOVED, WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
 from .work import PendingWork, WorkQueue
 
 __all__ = [
     "BATCH",
     "ORDERS",
+    "REMOVED",
     "ROWS",
     "SETS",
     "AskedTokens",

@@ -96,7 +96,7 @@ class Pages:
         masks = WhatIfMasks(
             by=fields.text("by"), groups=tuple(dict.fromkeys(fields.all("group"))), after=fields.number("after"),
             upto=fields.number("upto"), examples=tuple(dict.fromkeys(fields.numbers("example"))),
-            filter=(fields.text("filter") or "").strip(),
+            filter=(fields.text("filter") or "").strip(), selected=fields.text("selected") == "1",
         )  # fmt: skip
         return self._page(request, "what-if.html", "What if", what_if(self.explorer, place, masks))
 

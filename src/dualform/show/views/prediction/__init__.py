@@ -3,7 +3,7 @@
 from .page import PredictionView, predict
 from .question import ORDERS, AskedTokens, PredictionQuestion
 from .sums import name_of
-from .top_examples import TopExample, top_example
+from .top_examples import TopExample, label_name, top_example
 
 __all__ = [
     "ORDERS",
@@ -11,6 +11,7 @@ __all__ = [
     "PredictionQuestion",
     "PredictionView",
     "TopExample",
+    "label_name",
     "name_of",
     "predict",
     "top_example",
