@@ -23,6 +23,7 @@ from dualform.types import LayerInfo
 from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
 from ..text import need_logits
+from .selection import Selection
 from .work import PendingWork, WorkQueue
 
 SETS = ("test", "train", "own")
@@ -76,6 +77,8 @@ class Explorer:
     title: str = ""
     work_queue: WorkQueue = field(default_factory=WorkQueue)
     own: list[tuple[str, Tensor]] = field(default_factory=list)
+    selected: Selection = field(default_factory=Selection)
+    """The training examples that visitors collected."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
@@ -247,6 +250,11 @@ class Explorer:
             self.own.append((name, x))
             return ExamplePlace("own", len(self.own) - 1)
 
+    @property
+    def selection(self) -> tuple[Any, ...]:
+        """The indices of the selected training examples, sorted."""
+        return self.selected.indices
+
     # ------------------------------------------------------------------------------------------- answers
 
     def at(self, step: int) -> Memory | PendingWork:
@@ -342,7 +350,7 @@ class Explorer:
         with self.lock:
             return Explorer(
                 self.memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, self.title,
-                self.work_queue, self.own,
+                self.work_queue, self.own, self.selected,
             )  # fmt: skip
 
 
