@@ -40,6 +40,8 @@ class ExampleView:
     """Where the network can be asked about it; None if its data were not given."""
     says: list[ClassScore]
     features: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+    """The names of the features of an example, if it is a row of a table."""
     before: Any
     after: Any
     """The indices of the examples beside it."""
@@ -78,6 +80,7 @@ def training_example(explorer: Explorer, index: int) -> ExampleView:
         line=line,
         place=place,
         says=[] if place is None else explorer.says(need_logits(explorer.predict(place))[0], SAID),
+        names=feature_names(explorer),
         features=tuple(zip(feature_names(explorer), line.features, strict=False)),
         before=names[number - 1] if number else None,
         after=names[number + 1] if number + 1 < len(names) else None,

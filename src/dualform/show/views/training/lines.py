@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -61,11 +62,11 @@ def lines_of(
             for key, values in table.numbers.items()
             if key != "visits"
         }
-        visits = int(examples.visits[place])
+        visits, shown = int(examples.visits[place]), explorer.trained_on(name) if pictures else None
         lines.append(
             ExampleLine(
                 name,
-                explorer.trained_on(name) if pictures else None,
+                shown,
                 label,
                 label_name(explorer, label),
                 name in explorer.selected,
@@ -75,7 +76,7 @@ def lines_of(
                 suspect=bool(table.suspect[place]),
                 suggested=explorer.class_name(suggested) if suggested >= 0 else None,
                 noted={key: _noted_text(column, place) for key, column in examples.noted.items()},
-                features=features_of(explorer, name) if pictures else (),
+                features=features_of(explorer, shown),
                 **numbers,
             )
         )
@@ -88,23 +89,23 @@ def label_name(explorer: Explorer, label: Any) -> str | None:
 
 
 def feature_names(explorer: Explorer) -> tuple[str, ...]:
-    """The names of the features of a training example, if it is a row of a table or of numbers."""
-    train = explorer.train
-    if train is None or train.kind != "numbers":
+    """The names of the features of an example, if it is a row of a table or of numbers."""
+    like = explorer.train or explorer.test
+    if like is None or like.kind != "numbers":
         return ()
-    if train.columns is not None and train.shape == (len(train.columns.features),):
-        return train.columns.names[:FEATURES]
-    return tuple(f"x{place}" for place in range(min(FEATURES, train.inputs[0].numel())))
+    if like.columns is not None and like.shape == (len(like.columns.features),):
+        return like.columns.names[:FEATURES]
+    return tuple(f"x{place}" for place in range(min(FEATURES, prod(like.shape))))
 
 
-def features_of(explorer: Explorer, name: Any) -> tuple[str, ...]:
-    """The features of a training example as they stand in the table."""
-    train, shown = explorer.train, explorer.trained_on(name)
-    if train is None or train.kind != "numbers" or shown is None:
+def features_of(explorer: Explorer, shown: ShownExample | None) -> tuple[str, ...]:
+    """The features of an example as they stand in the table."""
+    like = explorer.train or explorer.test
+    if shown is None or shown.kind != "numbers":
         return ()
-    if shown.words and train.columns is not None:
+    if shown.words and like is not None and like.columns is not None:
         return tuple(
-            word.removeprefix(f"{column} ") for column, word in zip(train.columns.names, shown.words, strict=False)
+            word.removeprefix(f"{column} ") for column, word in zip(like.columns.names, shown.words, strict=False)
         )
     return tuple(f"{value:.4g}" for value in shown.numbers)
 

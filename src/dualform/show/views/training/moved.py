@@ -17,7 +17,7 @@ from ...examples import ShownExample
 from ..explorer import BATCH, ExamplePlace, Explorer
 from ..work import PendingWork
 from .examples import training_examples
-from .lines import ExampleLine, label_name
+from .lines import ExampleLine, features_of, label_name
 from .question import TrainingSetQuestion
 from .sums import asked_layers, known_sums, network_seconds, right_answers, right_target, sums_of, test_rows
 
@@ -33,6 +33,7 @@ class MovedAnswer:
     shown: ShownExample
     adds: float
     label_name: str | None
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -151,5 +152,5 @@ def _part(progress: Progress, begin: int, batch: Sequence[int], rows: Sequence[i
 
 def _moved(explorer: Explorer, row: int, adds: float) -> MovedAnswer:
     assert explorer.test is not None
-    label = explorer.test.label(row)
-    return MovedAnswer(row, explorer.test.shown(row, name="test example"), adds, label_name(explorer, label))
+    shown = explorer.test.shown(row, name="test example")
+    return MovedAnswer(row, shown, adds, label_name(explorer, explorer.test.label(row)), features_of(explorer, shown))

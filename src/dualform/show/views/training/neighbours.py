@@ -16,7 +16,7 @@ from ..explorer import Explorer
 from ..work import PendingWork
 from .examples import training_examples
 from .layer_space import points_of, run_seconds
-from .lines import label_name
+from .lines import features_of, label_name
 
 SHOWN, MOST_COMPARED = 8, 20_000
 """How many neighbours are shown, and the most training examples among which they are looked for."""
@@ -31,6 +31,7 @@ class Neighbour:
     label_name: str | None
     cosine: float
     selected: bool
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ def neighbours_of(explorer: Explorer, index: int) -> Neighbours | PendingWork:
     nearest = [
         Neighbour(
             compared[place],
-            explorer.trained_on(compared[place]),
+            shown := explorer.trained_on(compared[place]),
             label_name(explorer, examples.labels[examples.place[compared[place]]]),
             float(cosines[place]),
             compared[place] in explorer.selected,
+            features_of(explorer, shown),
         )
         for place in best
         if compared[place] != index
