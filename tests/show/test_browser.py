@@ -188,20 +188,6 @@ def test_a_visitor_opens_an_example_and_asks_without_it(digits):
     assert "/what-if/test/3?example=" in page.url and "Without" in digits.says()
 
 
-def test_a_visitor_exports_the_suspects(digits):
-    page = digits.go("/training").page
-    assert page.locator("section h2").first.inner_text().startswith("Suspects")
-    digits.shot("training")
-    digits.wait_for(lambda: page.get_by_label("Use the first").fill("30") or page.keyboard.press("Enter"))
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Download all as CSV").click()
-    lines = Path(download.value.path()).read_text().splitlines()
-    assert lines[0].startswith('"index","label","against') and len(lines) > 1000
-    page.get_by_role("link", name="Run").click()
-    assert "Does the memory explain the weights?" in page.locator("main").inner_text()
-    digits.shot("run")
-
-
 def test_keys_go_to_other_examples_and_views(digits):
     page = digits.go("/prediction/test/3").page
     digits.wait_for(lambda: page.keyboard.press("ArrowRight"))

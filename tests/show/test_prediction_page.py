@@ -16,6 +16,7 @@ from dualform.show.views.explorer import ExamplePlace, Explorer, visible
 from dualform.show.views.prediction import AskedTokens, PredictionQuestion, PredictionView, predict
 from dualform.show.views.render import as_plain
 from dualform.show.views.work import WorkQueue
+from dualform.types import Per
 
 THIRD = ExamplePlace("test", 3)
 
@@ -175,7 +176,8 @@ def test_under_adam_the_parts_sum_and_the_first_steps_are_told(adam_run, monkeyp
     path, data = adam_run
     examples = Examples(data.x, data.labels)
     explorer = Explorer(open_memory(path), MLP(784, 16, 10), examples, examples, work_queue=WorkQueue(1e9))
-    for layer, per in ((None, "example"), ("fc1", "slot"), ("fc2", "slot")):
+    places: list[tuple[str | None, Per]] = [(None, "example"), ("fc1", "slot"), ("fc2", "slot")]
+    for layer, per in places:
         for by in ("label", "index"):
             view = answer_of(explorer, PredictionQuestion(layer, by=by, per=per))
             assert view.examples and view.sums and view.sums.residual is not None and view.sums.total is not None

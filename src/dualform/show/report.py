@@ -16,14 +16,14 @@ from .views import (
     PredictionQuestion,
     PredictionView,
     TrainingSetQuestion,
-    TrainingSetView,
+    TrainingSummary,
     WhatIfMasks,
     WhatIfView,
     predict,
     render,
     run,
     style,
-    training_set,
+    training_summary,
     what_if,
 )
 
@@ -109,9 +109,13 @@ def _reported_example(explorer: Explorer, number: int, place: ExamplePlace, titl
     return ReportedExample(number, title, network, layers, "", None)
 
 
-def _training_set(explorer: Explorer, weigh: int) -> TrainingSetView | None:
+def _training_set(explorer: Explorer, weigh: int) -> TrainingSummary | None:
     """The view of the training set; None without a test set, or without a column that names training examples."""
     if explorer.test is None or explorer.index not in explorer.columns:
         return None
     slots = [layer for layer in explorer.layers if explorer.info(layer).keep == "slots"]
-    return training_set(explorer, TrainingSetQuestion(layer=slots[-1], rows=weigh)) if slots else None
+    if not slots:
+        return None
+    summary = training_summary(explorer, TrainingSetQuestion(layer=slots[-1], rows=weigh))
+    assert not isinstance(summary, PendingWork), "a report waits for everything"
+    return summary

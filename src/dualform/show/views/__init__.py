@@ -1,11 +1,13 @@
 """The views of the explorer. Each is a function from a question to a dataclass of plain values, and a template."""
 
 from .attention import AttentionQuestion, attention
+from .example import ExampleView, training_example
 from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
 from .heads import attention_layers
 from .prediction import ORDERS, AskedTokens, PredictionQuestion, PredictionView, predict
 from .render import as_plain, render, style
-from .run import run, visits_of
+from .run import run
+from .selection import Selection
 from .separation import (
     ROWS,
     HeadsView,
@@ -16,7 +18,23 @@ from .separation import (
     through_of,
     view_of,
 )
-from .training import Correctness, TrainingSetQuestion, TrainingSetView, suspects_csv, training_set
+from .training import (
+    Correctness,
+    MapView,
+    Showing,
+    SortOrder,
+    Subset,
+    TrainingSetQuestion,
+    TrainingSetView,
+    TrainingSummary,
+    example_map,
+    selection_csv,
+    shown_indices,
+    suspects_csv,
+    training_examples,
+    training_set,
+    training_summary,
+)
 from .what_if import REMOVED, WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
 from .work import PendingWork, WorkQueue
 
@@ -30,34 +48,47 @@ __all__ = [
     "AttentionQuestion",
     "Correctness",
     "ExamplePlace",
+    "ExampleView",
     "Explorer",
     "HeadTrajectory",
     "HeadsView",
+    "HitUnit",
+    "MapView",
     "PendingWork",
     "PredictionQuestion",
     "PredictionView",
+    "Selection",
     "SeparationQuestion",
+    "Showing",
+    "SortOrder",
+    "Subset",
     "TrainingSetQuestion",
     "TrainingSetView",
+    "TrainingSummary",
     "WhatIfMasks",
     "WhatIfView",
     "WorkQueue",
     "as_plain",
     "attention",
     "attention_layers",
+    "example_map",
     "ledger_of",
     "ledger_of_time",
     "predict",
     "render",
     "reports_with",
     "run",
+    "selection_csv",
     "separation",
+    "shown_indices",
     "style",
     "suspects_csv",
     "through_of",
+    "training_example",
+    "training_examples",
     "training_set",
+    "training_summary",
     "view_of",
     "visible",
-    "visits_of",
     "what_if",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
-from dualform.explain import Memory, Spotlight, is_preconditioned
+from dualform.explain import Memory, ReplayedRun, Spotlight, is_preconditioned
 from dualform.explain.query import run_model, shadow_of
 from dualform.progress import Progress
 from dualform.store import outside_inference_mode
@@ -23,6 +23,7 @@ from dualform.types import LayerInfo
 from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
 from ..text import need_logits
+from .selection import Selection
 from .work import PendingWork, WorkQueue
 
 SETS = ("test", "train", "own")
@@ -74,8 +75,12 @@ class Explorer:
     classes: Sequence[str] | None = None
     index: str = "index"
     title: str = ""
+    run: ReplayedRun | None = None
+    """The training, to be run again; without it the explorer tries with the loss of a classifier."""
     work_queue: WorkQueue = field(default_factory=WorkQueue)
     own: list[tuple[str, Tensor]] = field(default_factory=list)
+    selected: Selection = field(default_factory=Selection)
+    """The training examples that visitors collected."""
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
@@ -263,6 +268,11 @@ class Explorer:
             self.own.append((name, x))
             return ExamplePlace("own", len(self.own) - 1)
 
+    @property
+    def selection(self) -> tuple[Any, ...]:
+        """The indices of the selected training examples, sorted."""
+        return self.selected.indices
+
     # ------------------------------------------------------------------------------------------- answers
 
     def at(self, step: int) -> Memory | PendingWork:
@@ -363,7 +373,7 @@ class Explorer:
         with self.lock:
             return Explorer(
                 self.memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, self.title,
-                self.work_queue, self.own,
+                self.run, self.work_queue, self.own, self.selected,
             )  # fmt: skip
 
 

@@ -1,16 +1,11 @@
-"""The run: certificate, sizes, layers and steps of the recording, and the visits of one training example."""
+"""The run: certificate, sizes, layers and steps of the recording."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
 
-from dualform.errors import QueryError
-
-from ..examples import ShownExample
 from .explorer import Explorer
-
-MOST_VISITS = 200
 
 
 @dataclass(frozen=True)
@@ -83,35 +78,6 @@ def run(explorer: Explorer) -> RunView:
         marks=[f"'{mark.name}' from step {mark.first_step}, {mark.times}×: {mark.message}." for mark in manifest.marks],
         rates=_rates(explorer),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ExampleVisits:
-    """A training example and the visits in which the network saw it."""
-
-    index: Any
-    shown: ShownExample | None
-    label: int | None
-    visits: list[dict[str, Any]]
-    count: int
-    columns: list[str]
-
-
-def visits_of(explorer: Explorer, index: int) -> ExampleVisits:
-    """One training example with its visits."""
-    visits = explorer.memory.store.visits
-    if explorer.index not in visits.column_names:
-        raise QueryError(f"the visits do not name their training example: no column '{explorer.index}' was noted.")
-    indices = visits[explorer.index].to_numpy(zero_copy_only=False)
-    lines = visits.filter(indices == index)
-    shown = explorer.trained_on(index)
-    if not len(lines) and shown is None:
-        raise QueryError(f"there is no training example {index}.")
-    columns = [name for name in visits.column_names if name not in ("visit", "row", explorer.index)]
-    label = explorer.train.label(index) if explorer.train is not None and shown is not None else None
-    return ExampleVisits(
-        index, shown, label, lines.slice(0, MOST_VISITS).select(columns).to_pylist(), len(lines), columns
-    )
 
 
 def _sample_values(column: Any) -> str:

@@ -29,21 +29,28 @@ from ..views import (
     PendingWork,
     PredictionQuestion,
     SeparationQuestion,
+    Showing,
+    SortOrder,
+    Subset,
     TrainingSetQuestion,
     WhatIfMasks,
     as_plain,
     attention,
     attention_layers,
+    example_map,
     ledger_of,
     ledger_of_time,
     predict,
     render,
     run,
+    selection_csv,
     separation,
+    shown_indices,
     style,
     suspects_csv,
+    training_example,
+    training_examples,
     training_set,
-    visits_of,
     what_if,
 )
 from .fields import AddressFields, is_whole_number
@@ -101,19 +108,47 @@ class Pages:
         return self._page(request, "what-if.html", "What if", what_if(self.explorer, place, masks))
 
     def training(self, request: "Request") -> "Response":
-        """Which training examples matter."""
-        view = training_set(self.explorer, self._choice(request))
-        return self._page(
-            request, "training.html", "Training set", view, query=urlencode(request.query_params.multi_items())
-        )
+        """All training examples, sorted and filtered."""
+        view = training_set(self.explorer, self._choice(AddressFields(request)))
+        return self._page(request, "training.html", "Training set", view, query=request.url.query)
 
     def suspects(self, request: "Request") -> "Response":
         """All training examples as CSV."""
-        table = suspects_csv(self.explorer, self._choice(request))
+        table = suspects_csv(self.explorer, self._choice(AddressFields(request)))
         if isinstance(table, PendingWork):
             return self._page(request, "waiting.html", "Training set", table)
-        headers = {"content-disposition": 'attachment; filename="suspects.csv"'}
-        return self.responses.Response(table, media_type="text/csv; charset=utf-8", headers=headers)
+        return self._csv("suspects.csv", table)
+
+    def map(self, request: "Request") -> "Response":
+        """A map of training and test examples."""
+        view = example_map(self.explorer, AddressFields(request).text("layer"))
+        return self._page(request, "map.html", "Training set", view)
+
+    def selected(self, request: "Request") -> "Response":
+        """The selected training examples as CSV."""
+        return self._csv("selection.csv", selection_csv(self.explorer, self._choice(AddressFields(request))))
+
+    async def select(self, request: "Request") -> "Response":
+        """Change the selection; the body is a form: what to do, and with which examples or with those of which page."""
+        body = await request.body()
+        return await require("starlette.concurrency", "web").run_in_threadpool(lambda: self._select(body))
+
+    def _select(self, body: bytes) -> "Response":
+        form = require("starlette.datastructures", "web").QueryParams(body.decode("utf-8", errors="replace"))
+        action, chosen = form.get("do"), self.explorer.selected
+        if action == "clear":
+            chosen.clear()
+        elif action == "add-shown":
+            chosen.add(shown_indices(self.explorer, self._choice(AddressFields.of_text(form.get("of") or ""))))
+        elif action in ("add", "remove"):
+            names = {str(name): name for name in training_examples(self.explorer).names}
+            indices = form.getlist("index")
+            if missing := [index for index in indices if index not in names]:
+                raise QueryError(f"there is no training example {missing[0][:20]!r}.")
+            (chosen.add if action == "add" else chosen.remove)(names[index] for index in indices)
+        else:
+            raise QueryError("a selection is changed by do=add, remove, clear or add-shown.")
+        return self.responses.JSONResponse({"selected": len(chosen)})
 
     def attention(self, request: "Request") -> "Response":
         """Where attention looks."""
@@ -150,7 +185,7 @@ class Pages:
         text = request.path_params["index"].removesuffix(".json")
         if not is_whole_number(text) or text.startswith("-"):
             raise QueryError(f"there is no training example {text[:20]!r}: use its number.")
-        return self._page(request, "example.html", "Training set", visits_of(self.explorer, int(text)))
+        return self._page(request, "example.html", "Training set", training_example(self.explorer, int(text)))
 
     # ------------------------------------------------------------------------------------------- uploads and work
 
@@ -263,7 +298,7 @@ class Pages:
 
     def _tabs(self, back: str) -> list[tuple[str, str]]:
         tabs = [("Prediction", f"/prediction/{back}"), ("What if", f"/what-if/{back}")] if back else []
-        if self.explorer.test is not None:
+        if self.explorer.test is not None or self.explorer.train is not None:
             tabs.append(("Training set", "/training"))
         if back and attention_layers(self.explorer.model):
             tabs += [("Attention", f"/attention/{back}"), ("Heads", "/heads")]
@@ -309,10 +344,19 @@ class Pages:
         self.explorer.need(place)
         return place
 
-    def _choice(self, request: "Request") -> TrainingSetQuestion:
-        fields = AddressFields(request)
-        correctness = fields.one_of("which", get_args(Correctness)) or "all"
-        return TrainingSetQuestion(fields.text("layer"), correctness, fields.number("rows", 200))
+    def _choice(self, fields: AddressFields) -> TrainingSetQuestion:
+        return TrainingSetQuestion(
+            layer=fields.text("layer"), which=fields.one_of("which", get_args(Correctness)) or "all",
+            rows=fields.number("rows", 200), show=fields.one_of("show", get_args(Showing)), sort=fields.text("sort"),
+            order=fields.one_of("order", get_args(SortOrder)), label=fields.number("label"),
+            column=fields.text("column"), value=fields.text("value"), filter=(fields.text("filter") or "").strip(),
+            text=(fields.text("text") or "").strip(), only=fields.one_of("only", get_args(Subset)) or "all",
+            page=fields.number("page", 1),
+        )  # fmt: skip
+
+    def _csv(self, name: str, table: str) -> "Response":
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return self.responses.Response(table, media_type="text/csv; charset=utf-8", headers=headers)
 
     def _added(self, place: ExamplePlace) -> "Response":
         return self.responses.JSONResponse({"address": f"/prediction/{place.set}/{place.row}"})
@@ -345,6 +389,9 @@ def make_app(
         route("/what-if/{set}/{row}", pages.what_if),
         *(route(f"/training{end}", pages.training) for end in both),
         route("/training/suspects.csv", pages.suspects),
+        *(route(f"/map{end}", pages.map) for end in both),
+        route("/selection", pages.select, methods=["POST"]),
+        route("/selection.csv", pages.selected),
         route("/attention/{set}/{row}", pages.attention),
         *(route(f"/heads{end}", pages.heads) for end in both),
         *(route(f"/run{end}", pages.run) for end in both),

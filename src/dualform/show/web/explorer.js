@@ -218,3 +218,33 @@ window.addEventListener("drop", event => {
 
 window.addEventListener("popstate", () => show(location.href, { push: false }));
 begin();
+
+// The selection of training examples, which all pages share: ticks take effect at once.
+async function changeSelection(fields) {
+  try {
+    const response = await fetch("/selection", { method: "POST", headers, body: new URLSearchParams(fields).toString() });
+    const text = await response.text();
+    if (!response.ok) { problem(text.startsWith("{") ? JSON.parse(text).error : text); return false; }
+    const count = JSON.parse(text).selected;
+    for (const shown of document.querySelectorAll("[data-selected]")) shown.textContent = count.toLocaleString("en");
+    for (const bar of document.querySelectorAll("[data-selection]")) bar.toggleAttribute("data-any", count > 0);
+    document.getElementById("announcement").textContent = count.toLocaleString("en") + " selected";
+    return true;
+  } catch (error) {
+    problem("The explorer does not answer. Is it still running?");
+    return false;
+  }
+}
+
+document.addEventListener("change", async event => {
+  const box = event.target;
+  if (!box.matches("[data-select]")) return;
+  for (const same of document.querySelectorAll("[data-select]")) if (same.dataset.select === box.dataset.select) same.checked = box.checked;
+  const done = await changeSelection({ do: box.checked ? "add" : "remove", index: box.dataset.select });
+  if (!done) box.checked = !box.checked;
+});
+
+document.addEventListener("click", async event => {
+  const button = event.target.closest("[data-do]");
+  if (button && await changeSelection({ do: button.dataset.do, of: button.dataset.of || "" })) show(location.href, { push: false });
+});

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualform.errors import QueryError
+from dualform.errors import QueryError, require
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -14,6 +14,13 @@ class AddressFields:
 
     def __init__(self, request: "Request") -> None:
         self._query = request.query_params
+
+    @classmethod
+    def of_text(cls, query: str) -> "AddressFields":
+        """The fields of an address that was sent as text."""
+        fields = cls.__new__(cls)
+        fields._query = require("starlette.datastructures", "web").QueryParams(query.removeprefix("?"))
+        return fields
 
     def text(self, name: str) -> str | None:
         """A text; None if the parameter is missing or empty."""

@@ -125,9 +125,8 @@ def what_if(explorer: Explorer, place: ExamplePlace, masks: WhatIfMasks, *, agai
     says = explorer.says(logits, SHOWN_CLASSES, [*likely, *([] if label is None else [label])])
     answers = []
     if hidden.visits.any():
-        answers.append(
-            _answer(explorer, "direct", "their contributions taken out, everything else held fixed", direct, says)
-        )
+        held = "their contributions taken out, everything else held fixed"
+        answers.append(_answer(explorer, "direct", held, direct, says))
         if again:
             why = runs.reason or ("" if predicted is not None else "for networks with up to 20 classes")
             answers += [
@@ -176,20 +175,13 @@ def _maskable_examples(explorer: Explorer, place: ExamplePlace, masks: WhatIfMas
     """The masked examples, then offers: those that the prediction is mostly made of."""
     indices: list[Any] = list(masks.examples)
     if explorer.index in explorer.memory.store.visits.column_names:
-        view = predict(explorer, place, PredictionQuestion())
-        for example in () if isinstance(view, PendingWork) else view.examples or ():
-            if (
-                isinstance(example.index, int)
-                and example.index not in indices
-                and len(indices) < len(masks.examples) + OFFERED
-            ):
-                indices.append(example.index)
+        view = predict(explorer, place, PredictionQuestion(k=OFFERED))
+        offers = [] if isinstance(view, PendingWork) else [example.index for example in view.examples or ()]
+        indices += [index for index in offers if isinstance(index, int) and index not in indices]
+    labels = explorer.own_labels
     return [
         MaskedExample(
-            index,
-            explorer.trained_on(index),
-            label_name(explorer, explorer.own_labels.get(index)),
-            index in masks.examples,
+            index, explorer.trained_on(index), label_name(explorer, labels.get(index)), index in masks.examples
         )
         for index in indices
     ]

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from dualform.errors import DualformError
 from dualform.explain import Influence, ReplayedRun
+from dualform.explain.query import logits_of, run_model
 from dualform.progress import Progress
+from dualform.store import outside_inference_mode
 from dualform.tasks import classification
 
 from ...text import need_logits
@@ -61,12 +63,10 @@ def run_again(explorer: Explorer, place: ExamplePlace, hidden: Bool[np.ndarray, 
         repeated = _repeated(explorer)
         if isinstance(repeated, PendingWork):
             return RunAgain(predicted=repeated)
-        caveat = "" if repeated.exact else repeated.sentence
         return RunAgain(
             _predicted(explorer, repeated.run, place, hidden),
             _retrained(explorer, repeated.run, place, hidden, key),
-            "",
-            caveat,
+            caveat="" if repeated.exact else repeated.sentence,
         )
     except DualformError as error:
         return RunAgain(reason=str(error))
@@ -77,7 +77,10 @@ def cannot_run(explorer: Explorer) -> str:
     if explorer.run is not None:
         return ""
     if explorer.index not in explorer.memory.store.visits.column_names:
-        return f"Training cannot be run again: no column '{explorer.index}' was noted, so it is not known which examples it saw."
+        return (
+            f"Training cannot be run again: no column '{explorer.index}' was noted, so it is not known which examples "
+            "it saw."
+        )
     train = explorer.train
     if train is None:
         return "Training cannot be run again without the training examples: give them with --data."
@@ -162,10 +165,11 @@ def training_seconds(explorer: Explorer) -> float:
             return 1e-3 * memory.step
         x = fork.inputs("train", [i % count for i in range(rows)])
         times = []
-        for _ in range(3):
-            begin = perf_counter()
-            fork.backward(x)
-            times.append(perf_counter() - begin)
+        with outside_inference_mode(), torch.enable_grad():
+            for _ in range(3):
+                begin = perf_counter()
+                logits_of(run_model(fork.model, x)).sum().backward()
+                times.append(perf_counter() - begin)
         return min(times) * memory.step
 
     seconds = explorer.work_queue.result(("seconds of training",), "the time of a training step", 0.0, work)
