@@ -51,6 +51,8 @@ class CounterfactualAnswer:
     meaning: str
     scores: list[ClassScore] | None
     """In the order of what it says as trained; None if it is not known."""
+    changes: list[float]
+    """How much each of these logits changes."""
     answer: str
     """The class that it says."""
     changed: bool
@@ -157,10 +159,11 @@ def _answer(
     reason: str = "",
 ) -> CounterfactualAnswer:  # fmt: skip
     if not isinstance(logits, Tensor):
-        return CounterfactualAnswer(name, meaning, None, "", False, logits, reason)
+        return CounterfactualAnswer(name, meaning, None, [], "", False, logits, reason)
     scores = named_logits(explorer, logits, [score.number for score in says])
     first = explorer.says(logits, 1)[0]
-    return CounterfactualAnswer(name, meaning, scores, first.name, first.number != says[0].number, None, "")
+    changes = [now.logit - before.logit for now, before in zip(scores, says, strict=True)]
+    return CounterfactualAnswer(name, meaning, scores, changes, first.name, first.number != says[0].number, None, "")
 
 
 def _boxes(explorer: Explorer, by: str, masks: WhatIfMasks) -> list[GroupBox]:
