@@ -53,7 +53,8 @@ def project(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "mycode.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("mycode", None)
+    for name in ("mycode", "larger"):
+        sys.modules.pop(name, None)
 
 
 def record(path: str | Path, model: nn.Module, x: torch.Tensor, y: torch.Tensor, describe: dict | None) -> None:
@@ -124,13 +125,21 @@ def test_the_recipe_gives_what_all_options_give(table):
 def test_a_model_that_does_not_fit_is_named_with_who_named_it(table):
     wrong = ("--model", "dualform.models:MLP(3, 5, 2)", "--train", "train.csv", "--data", "test.csv")
     error = call("ask", "runs/table", *wrong).stderr
-    assert "(5, 3)" in error and "made by dualform.models:MLP(3, 5, 2), as --model says" in error
+    assert "dualform.models:MLP(3, 5, 2), which --model names, makes a MLP that does not fit the memory" in error
+    assert "it recorded 'fc1.weight' of shape (4, 3), the model has one of shape (5, 3)." in error
     rows = read("train.csv", label="sick", categories=["colour"], scale=True)
     assert rows.labels is not None
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     record("runs/plain", plain, rows.inputs, rows.labels, {"model": "dualform.models:MLP(3, 4, 2)", "train": rows})
     error = call("suspects", "runs/plain").stderr
-    assert "'0.weight'" in error and "has 'fc1.weight'" in error and "as the recipe says: give --model" in error
+    assert "'0.weight'" in error and "has 'fc1.weight'" in error and "which the recipe names" in error
+    record("runs/small", nn.Sequential(nn.Linear(3, 2)), rows.inputs, rows.labels, {"model": "larger:make"})
+    Path("larger.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))\n"
+    )
+    error = call("ask", "runs/small", "--data", "test.csv", "--trust").stderr
+    assert "larger:make, which the recipe names" in error, "a parameter too many is a difference, too"
+    assert "the model has '1.weight' of shape (2, 2), which the recorded one did not have" in error
 
 
 def test_options_win_over_the_recipe(table):

@@ -32,6 +32,7 @@ from .weights import (
     Ledger,
     check_samples,
     explained,
+    first_difference,
     first_names,
     foreign_frozen,
     is_network_of,
@@ -462,26 +463,11 @@ class Memory(Displayed):
 
     def has_parameters(self, model: nn.Module) -> None:
         """Raise unless a model has the parameters of the recorded one."""
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for p in self.store.manifest.parameters:
-            tensor = tensors.get(p.name)
-            if tensor is not None and nn.parameter.is_lazy(tensor):
-                raise ModelMismatch(
-                    f"'{p.name}' of this {type(model).__name__} has no shape yet, as its layer is lazy. Run one batch "
-                    "through the model first."
-                )
-            resized = (
-                isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != p.shape
-            )  # buffers may grow in training
-            if tensor is None or resized:
-                names = [f"'{name}'" for name, _ in model.named_parameters()]
-                listed = ", ".join([*names[:4], *(["…"] if len(names) > 4 else [])]) or "no parameters"
-                difference = f"has {listed}" if tensor is None else f"has one of shape {tuple(tensor.shape)}"
-                raise ModelMismatch(
-                    f"this {type(model).__name__} does not fit the memory at {self.path}: "
-                    f"it recorded '{p.name}' of shape {p.shape}, the model {difference}. Pass the model that was "
-                    "trained."
-                )
+        if difference := first_difference(self.store.manifest.parameters, model):
+            raise ModelMismatch(
+                f"this {type(model).__name__} does not fit the memory at {self.path}: {difference}. Pass the model "
+                "that was trained."
+            )
 
     # ------------------------------------------------------------------------------------------- inside
 

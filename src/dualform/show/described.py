@@ -11,6 +11,7 @@ from torch import nn
 from dualform.data import Columns, Vocabulary, load_vocabulary
 from dualform.errors import DataNotFound, ModelMismatch, QueryError
 from dualform.explain import Memory, open_memory
+from dualform.explain.weights import first_difference
 from dualform.store import Recipe, RecipeSource
 
 from .consent import require_consent
@@ -59,13 +60,12 @@ class Described:
             )
         self._ask_for_consent()
         model = make_model(name)
-        try:
-            self.memory.has_parameters(model)
-        except ModelMismatch as error:
-            source = "the recipe says" if self.options.model is None else "--model says"
+        if difference := first_difference(self.memory.store.manifest.parameters, model, alone=True):
+            source = "the recipe names" if self.options.model is None else "--model names"
             raise ModelMismatch(
-                f"{error} It was made by {name}, as {source}: give --model package.module:factory for the right one."
-            ) from error
+                f"{name}, which {source}, makes a {type(model).__name__} that does not fit the memory at "
+                f"{self.memory.path}: {difference}. Give --model package.module:factory for the right one."
+            )
         return model
 
     @cached_property
