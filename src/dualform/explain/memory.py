@@ -69,6 +69,7 @@ def survey(
     dtype: DType = "float32",
     layers: Iterable[str] | None = None,
     overwrite: bool = False,
+    describe: Mapping[str, Any] | None = None,
     progress: Progress = True,
 ) -> "Memory":
     """Make a memory of a network that is trained already, by one pass over its training set.
@@ -85,10 +86,11 @@ def survey(
     - ``columns``: values of each example by the name of their column, as for ``tape.note``.
     - ``dtype``, ``layers``, ``overwrite``: as for :func:`dualform.record`, but in float32 if nothing is said: EK-FAC
       divides by small numbers.
+    - ``describe``: how the model is made and where its examples are, as for :func:`dualform.record`.
     """
     take_survey(
         model, losses, data, path, examples=examples, batch_size=batch_size, checkpoints=checkpoints, columns=columns,
-        dtype=dtype, layers=layers, overwrite=overwrite, progress=progress,
+        dtype=dtype, layers=layers, overwrite=overwrite, describe=describe, progress=progress,
     )  # fmt: skip
     return open_memory(path)
 

@@ -21,6 +21,7 @@ from dualform.sizes import bytes_of
 from dualform.store import (
     STORED,
     Manifest,
+    Recipe,
     ShardWriter,
     Store,
     load_manifest,
@@ -30,7 +31,7 @@ from dualform.store import (
 )
 from dualform.types import DType, Ended, Keep
 
-from .description import make_recipe, make_recipe_of
+from .description import make_recipe, make_recipe_of, moved_recipe
 from .distributed import find_ranks
 from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
@@ -200,6 +201,11 @@ class Tape:
         self.options = replace(self.options, recipe=recipe)
         if self._ranks.first:
             self.interrupts.around(self._recorder.shard_builder.writer.revise)({"recipe": recipe})
+
+    def describe_like(self, memory: Path, recipe: Recipe | None) -> None:
+        """Keep the recipe of another memory of the same network, before recording begins."""
+        moved = None if recipe is None else moved_recipe(recipe, memory, self.path)
+        self.options = replace(self.options, recipe=moved)
 
     def flush(self) -> None:
         """Return when all complete steps are on disk. Call it before you save a checkpoint; where several processes

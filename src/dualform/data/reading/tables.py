@@ -67,7 +67,7 @@ def column_names(source: str | Path) -> list[str] | None:
     except READING_ERRORS as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise QueryError(f"cannot read {source}: {reason}") from error
-    return data.column_names if isinstance(data, pa.Table) else [name for name in data if name] or None
+    return [name for name in data if name] or None if isinstance(data, Mapping) else data.column_names
 
 
 READING_ERRORS = (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError)

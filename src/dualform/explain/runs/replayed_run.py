@@ -114,7 +114,7 @@ class ReplayedRun:
         ``weights`` gives each visit a weight of its own; without any argument training is only repeated. With
         ``renormalise`` the mean of a batch is taken over what is left of it (its shares are multiplied by its size over
         the sum of its weights): another counterfactual than the one that influence predicts. With ``memory`` the
-        training is recorded in this folder, for every question that a memory answers.
+        training is recorded in this folder, for every question that a memory answers, with the recipe of this run.
         """
         return self._trainer.model(self._visit_weights(without, only, weights, renormalise), memory)
 
