@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.data import read
-from dualform.errors import ConsentNeeded
+from dualform.errors import ConsentNeeded, ModelMismatch, QueryError
 from dualform.models import MLP
 from dualform.show.commands import cli
 from dualform.show.consent import OWN, consent_file, is_own
@@ -286,7 +286,35 @@ def test_python_asks_as_the_commands_do(foreign):
     source = described(Path("foreign"), DataOptions())
     with pytest.raises(ConsentNeeded):
         _ = source.train
+    memory, model = dualform.open("foreign"), nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ConsentNeeded, match="trust=True"):
+        dualform.explore(memory)
+    with pytest.raises(ConsentNeeded, match="'mycode:train'"):
+        dualform.explore(memory, model)
     assert not was_run(foreign)
+    with dualform.explore(memory, model, torch.eye(4)) as explorer:
+        assert not was_run(foreign) and explorer.explorer.train is not None
+    with dualform.explore(memory, trust=True) as explorer:
+        assert was_run(foreign) and explorer.explorer.train is not None and len(explorer.explorer.train) == 4
+    assert call("ask", "foreign").exit_code == 0, "the commands know it, too"
+
+
+def test_the_explorer_needs_nothing_but_a_memory_that_was_described(table):
+    memory = dualform.open("runs/table")
+    with_commands = described(Path("runs/table"), DataOptions()).explorer()
+    with dualform.explore(memory) as opened:
+        explorer = opened.explorer
+        assert explorer.train is not None and explorer.test is not None and explorer.classes == ["no", "yes"]
+        assert with_commands.test is not None
+        assert torch.equal(explorer.test.rows(range(10)), with_commands.test.rows(range(10)))
+        assert torch.equal(explorer.logits("test", [0, 1]), with_commands.logits("test", [0, 1]))
+    with dualform.explore(memory, test=torch.zeros(2, 3), classes=["healthy", "ill, badly"]) as opened:
+        assert opened.explorer.test is not None and len(opened.explorer.test) == 2, "what is given wins"
+        assert opened.explorer.classes == ["healthy", "ill, badly"] and opened.explorer.train is not None
+    with pytest.raises(ModelMismatch, match="which model= names, makes a MLP that does not fit"):
+        dualform.explore(memory, "dualform.models:MLP(3, 5, 2)")
+    with pytest.raises(QueryError, match="does not say how its model is made: give model="):
+        dualform.explore(dualform.open("runs/bare"))
 
 
 def edit_recipe(path: str, change) -> None:
