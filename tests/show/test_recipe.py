@@ -100,6 +100,10 @@ def test_a_path_is_enough_for_ask_report_and_evaluate(table, monkeypatch):
     first = Path("test.csv").read_text().splitlines()[1].split(",")
     assert f"age {first[0]}, colour {first[1]}" in result.stdout, "rows are shown as they stand in the table"
     assert "the network says no (class 0)" in result.stdout or "the network says yes (class 1)" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert {"no", "yes"} <= {line[0] for line in lines if line}, "sums by label are those of named classes"
+    ranked = [line for line in lines if len(line) > 3 and line[0] in ("1", "2") and line[2] in ("no", "yes")]
+    assert len(ranked) == 4, "so are the labels of the top examples"
     assert call("report", "runs/table", "--examples", 2, "--weigh", 0, "-o", "r.html").exit_code == 0
     result = call("evaluate", "runs/table", "--queries", 2, "--subsets", 2, "--processes", 1)
     assert result.exit_code == 0, result.stderr

@@ -17,7 +17,7 @@ from dualform.progress import Progress, bar
 from dualform.replay import Checkpoint, Data, Losses, MakeOptimizer, take_survey
 from dualform.rules import Rule
 from dualform.store import Recipe, Store, outside_inference_mode
-from dualform.types import DType, Mark
+from dualform.types import ClassNames, DType, Mark
 
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
@@ -117,6 +117,11 @@ class Memory(Displayed):
     def recipe(self) -> Recipe | None:
         """How the model is made and where its examples are, as plain text, if ``tape.describe`` was told."""
         return self.store.manifest.recipe
+
+    @property
+    def class_names(self) -> ClassNames:
+        """The names of the classes, if the recipe has them: tables show these in place of numbers."""
+        return ClassNames() if self.recipe is None else self.recipe.class_names
 
     @property
     def step(self) -> int:
@@ -304,11 +309,20 @@ class Memory(Displayed):
         ``x`` and ``y`` are the training examples and the labels that were trained on, a class each, in the order of the
         noted ``column`` of indices; or say the ``index`` of each row. The score asks for the label of an example
         without what the example itself put in, and before the network had learned it by heart (how: ``voices`` of the
-        answer, and the guide on wrong labels). For networks that give one logit a class.
+        answer, and the guide on wrong labels). For networks that give one logit a class. ``classes`` are their names,
+        for what is printed (default: those of the recipe).
         """
         training = self._training_set(x, y, index, column)
         self.fits(model)
-        return find_suspects(self.store, self.view, training, model, self.weights_for(model), tuple(classes), progress)
+        return find_suspects(
+            self.store,
+            self.view,
+            training,
+            model,
+            self.weights_for(model),
+            tuple(classes) or self.class_names.names,
+            progress,
+        )
 
     def self_influence(
         self,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import require
-from dualform.types import Score
+from dualform.types import ClassNames, Score
 
 from ..answers import query_slice
 from ..notebook import Displayed, hits_html, hits_lines, seen
@@ -91,6 +91,8 @@ class Hits(Displayed):
     """What a reader should know of these hits, in a sentence; or nothing."""
     folder: str = field(default="", kw_only=True, repr=False)
     """The folder of the memory that was asked."""
+    classes: ClassNames = field(default=ClassNames(), kw_only=True, repr=False)
+    """The names of the classes, for tables; ``columns`` stay as they were noted."""
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -110,6 +112,10 @@ class Hits(Displayed):
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value[cut] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **tensors, columns=self.columns.slice(cut.start * k, k))
+
+    def to_show(self) -> list[Any]:
+        """The hits with classes by their names, for tables."""
+        return [replace(hit, columns=self.classes.among(hit.columns)) for hit in self]
 
     def _hit(self, query: int, rank: int) -> Hit:
         place = query * self.weight.shape[1] + rank
