@@ -1,6 +1,7 @@
 """Warnings point at a line of the user's program, wherever inside of dualform or torch they come from."""
 
 import ast
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -111,3 +112,11 @@ def test_no_other_way_to_warn_is_used():
         and isinstance(node.value, ast.Name) and node.value.id == "warnings"
     ]  # fmt: skip
     assert [place.split(":")[0] for place in direct] == ["errors.py"], direct
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda file: file.relative_to(SOURCE).as_posix())
+def test_no_message_names_a_page_that_is_not_installed(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings are for readers
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements]
+    assert not [node.value for node in texts if isinstance(node.value, str) and re.search(r"docs/\S+\.md", node.value)]

@@ -1,9 +1,10 @@
 """The data types that several folders share: layers, parameters, transitions, marks."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,6 +14,23 @@ Keep = Literal["slots", "keys", "ledger", "keys+ledger", "nothing"]
 Score = Literal["weight", "abs", "contribution"]
 Order = Literal["largest", "smallest", "magnitude"]
 Per = Literal["example", "visit", "slot"]
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The names of the classes, and the noted columns whose whole numbers are classes. Tables for people use them."""
+
+    names: tuple[str, ...] = ()
+    columns: frozenset[str] = frozenset(["label"])
+
+    def named(self, column: str | None, value: Any) -> Any:
+        """The name of a class if a value of a column is one, else the value itself."""
+        is_class = column in self.columns and isinstance(value, int) and not isinstance(value, bool)
+        return self.names[value] if is_class and 0 <= value < len(self.names) else value
+
+    def among(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of several columns, classes by their names."""
+        return {column: self.named(column, value) for column, value in values.items()}
 
 
 class Transition(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.data import read
+from dualform.data import Columns, read
 from dualform.errors import CorruptMemory, DataNotFound, QueryError
 from dualform.models import MLP
 from dualform.store import Recipe, RecipeSource
@@ -51,15 +51,15 @@ def recorded(path: str | Path, steps: int = 2, describe: dict | None = None, **o
 
 
 ALL = {
-    "model": "train:make(3, name='x')", "train": "train.npz", "test": "train:tests", "classes": ["cat", "dog"],
-    "tokenizer": "words.txt", "columns": "images", "index": "row", "length": 7,
+    "model": "train:make(3, name='x')", "train": "train.npz", "test": "train:tests", "classes": ["cat", "dog", "cow"],
+    "tokenizer": "words.txt", "columns": "inputs", "index": "row", "length": 7,
 }  # fmt: skip
 
 
 def test_what_is_described_is_in_the_memory_as_text(project):
     recorded("runs/mine", describe=ALL)
     recipe = dualform.open("runs/mine").recipe
-    assert recipe is not None and recipe.model == ALL["model"] and recipe.classes == ("cat", "dog")
+    assert recipe is not None and recipe.model == ALL["model"] and recipe.classes == ("cat", "dog", "cow")
     assert recipe.train == RecipeSource(file="../../train.npz") and recipe.test == RecipeSource(factory="train:tests")
     assert recipe.tokenizer == RecipeSource(file="../../words.txt") and (recipe.index, recipe.length) == ("row", 7)
     manifest = json.loads(Path("runs/mine/manifest.json").read_text())
@@ -150,12 +150,38 @@ def test_the_columns_of_a_table_come_along(project):
         ({"model": "__main__:make"}, QueryError, "name its file"), ({"modle": "a:b"}, QueryError, "has no 'modle'"),
         ({"train": X}, QueryError, "a Tensor has none"), ({"train": "none.npz"}, DataNotFound, "no such file"),
         ({"tokenizer": "none.json"}, DataNotFound, "no file"),
+        ({"classes": "cat,dog"}, QueryError, "names 2 classes, but no layer of this MLP .*'fc2', .* has 3"),
+        ({"train": "t.csv", "columns": ["a", "hue"]}, QueryError, "'hue', but ../t.csv, .* 'a', 'colour', 'label'"),
+        ({"train": "t.csv", "columns": Columns(("a",), "sick")}, QueryError, "names 'sick'"),
+        ({"train": "train.npz", "columns": "images"}, QueryError, "names 'images'.* 'inputs', 'labels'"),
+        ({"train": "train:make", "test": "t.csv", "columns": ["b"]}, QueryError, r"describe\(test=…\) names"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_before_training(project, change, error, says):
     with pytest.raises(error, match=says):
         recorded("m", describe=change)
     assert not Path("m").exists()
+
+
+def test_the_column_of_indices_must_be_one_that_is_noted(project):
+    model, optimizer = network()
+    with dualform.record(model, optimizer, "m", progress=False) as tape:
+        tape.describe(index="number")  # no step yet: it may be noted later
+        train(tape, model, optimizer, 1)
+        with pytest.raises(QueryError, match=r"'number'.* not noted: the columns are 'index', 'label'"):
+            tape.describe(index="number")
+        tape.describe(index="index")
+    assert dualform.open("m").recipe == Recipe(index="index")
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 1000])
+def test_two_classes_fit_one_output_or_two(project, outputs):
+    model = MLP(4, 3, outputs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = ["no", "yes"] if outputs < 3 else [f"class {number}" for number in range(outputs)]
+    with dualform.record(model, optimizer, "m", progress=False, describe={"classes": names}):
+        pass
+    assert dualform.open("m").recipe == Recipe(classes=tuple(names))
 
 
 @pytest.mark.parametrize(

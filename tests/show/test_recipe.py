@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.data import read
-from dualform.errors import ConsentNeeded
+from dualform.errors import ConsentNeeded, ModelMismatch, QueryError
 from dualform.models import MLP
 from dualform.show.commands import cli
 from dualform.show.consent import OWN, consent_file, is_own
@@ -53,7 +53,8 @@ def project(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "mycode.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("mycode", None)
+    for name in ("mycode", "larger"):
+        sys.modules.pop(name, None)
 
 
 def record(path: str | Path, model: nn.Module, x: torch.Tensor, y: torch.Tensor, describe: dict | None) -> None:
@@ -99,6 +100,10 @@ def test_a_path_is_enough_for_ask_report_and_evaluate(table, monkeypatch):
     first = Path("test.csv").read_text().splitlines()[1].split(",")
     assert f"age {first[0]}, colour {first[1]}" in result.stdout, "rows are shown as they stand in the table"
     assert "the network says no (class 0)" in result.stdout or "the network says yes (class 1)" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert {"no", "yes"} <= {line[0] for line in lines if line}, "sums by label are those of named classes"
+    ranked = [line for line in lines if len(line) > 3 and line[0] in ("1", "2") and line[2] in ("no", "yes")]
+    assert len(ranked) == 4, "so are the labels of the top examples"
     assert call("report", "runs/table", "--examples", 2, "--weigh", 0, "-o", "r.html").exit_code == 0
     result = call("evaluate", "runs/table", "--queries", 2, "--subsets", 2, "--processes", 1)
     assert result.exit_code == 0, result.stderr
@@ -124,13 +129,21 @@ def test_the_recipe_gives_what_all_options_give(table):
 def test_a_model_that_does_not_fit_is_named_with_who_named_it(table):
     wrong = ("--model", "dualform.models:MLP(3, 5, 2)", "--train", "train.csv", "--data", "test.csv")
     error = call("ask", "runs/table", *wrong).stderr
-    assert "(5, 3)" in error and "made by dualform.models:MLP(3, 5, 2), as --model says" in error
+    assert "dualform.models:MLP(3, 5, 2), which --model names, makes a MLP that does not fit the memory" in error
+    assert "it recorded 'fc1.weight' of shape (4, 3), the model has one of shape (5, 3)." in error
     rows = read("train.csv", label="sick", categories=["colour"], scale=True)
     assert rows.labels is not None
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     record("runs/plain", plain, rows.inputs, rows.labels, {"model": "dualform.models:MLP(3, 4, 2)", "train": rows})
     error = call("suspects", "runs/plain").stderr
-    assert "'0.weight'" in error and "has 'fc1.weight'" in error and "as the recipe says: give --model" in error
+    assert "'0.weight'" in error and "has 'fc1.weight'" in error and "which the recipe names" in error
+    record("runs/small", nn.Sequential(nn.Linear(3, 2)), rows.inputs, rows.labels, {"model": "larger:make"})
+    Path("larger.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))\n"
+    )
+    error = call("ask", "runs/small", "--data", "test.csv", "--trust").stderr
+    assert "larger:make, which the recipe names" in error, "a parameter too many is a difference, too"
+    assert "the model has '1.weight' of shape (2, 2), which the recorded one did not have" in error
 
 
 def test_options_win_over_the_recipe(table):
@@ -277,7 +290,35 @@ def test_python_asks_as_the_commands_do(foreign):
     source = described(Path("foreign"), DataOptions())
     with pytest.raises(ConsentNeeded):
         _ = source.train
+    memory, model = dualform.open("foreign"), nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ConsentNeeded, match="trust=True"):
+        dualform.explore(memory)
+    with pytest.raises(ConsentNeeded, match="'mycode:train'"):
+        dualform.explore(memory, model)
     assert not was_run(foreign)
+    with dualform.explore(memory, model, torch.eye(4)) as explorer:
+        assert not was_run(foreign) and explorer.explorer.train is not None
+    with dualform.explore(memory, trust=True) as explorer:
+        assert was_run(foreign) and explorer.explorer.train is not None and len(explorer.explorer.train) == 4
+    assert call("ask", "foreign").exit_code == 0, "the commands know it, too"
+
+
+def test_the_explorer_needs_nothing_but_a_memory_that_was_described(table):
+    memory = dualform.open("runs/table")
+    with_commands = described(Path("runs/table"), DataOptions()).explorer()
+    with dualform.explore(memory) as opened:
+        explorer = opened.explorer
+        assert explorer.train is not None and explorer.test is not None and explorer.classes == ["no", "yes"]
+        assert with_commands.test is not None
+        assert torch.equal(explorer.test.rows(range(10)), with_commands.test.rows(range(10)))
+        assert torch.equal(explorer.logits("test", [0, 1]), with_commands.logits("test", [0, 1]))
+    with dualform.explore(memory, test=torch.zeros(2, 3), classes=["healthy", "ill, badly"]) as opened:
+        assert opened.explorer.test is not None and len(opened.explorer.test) == 2, "what is given wins"
+        assert opened.explorer.classes == ["healthy", "ill, badly"] and opened.explorer.train is not None
+    with pytest.raises(ModelMismatch, match="which model= names, makes a MLP that does not fit"):
+        dualform.explore(memory, "dualform.models:MLP(3, 5, 2)")
+    with pytest.raises(QueryError, match="does not say how its model is made: give model="):
+        dualform.explore(dualform.open("runs/bare"))
 
 
 def edit_recipe(path: str, change) -> None:

@@ -4,7 +4,7 @@ The first axis is the query, the second the training data.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import QueryError, require
-from dualform.types import Score
+from dualform.types import ClassNames, Score
 
 from .notebook import Displayed, groups_html, groups_lines, timeline_html, timeline_lines
 
@@ -53,6 +53,8 @@ class Groups(Displayed):
     """Layers of the network that could not be asked, as no slots of them were kept."""
     remark: str = ""
     """What a reader should know of these sums, in a sentence; or nothing."""
+    classes: ClassNames = field(default=ClassNames(), kw_only=True, repr=False)
+    """The names of the classes, for tables; ``names`` stay as they were noted."""
 
     def __len__(self) -> int:
         return self.values.shape[0]
@@ -112,6 +114,8 @@ class Timeline(Displayed):
     names: tuple[Any, ...]
     edges: Int[Tensor, " s1"]
     values: Float[Tensor, "n G s"]
+    classes: ClassNames = field(default=ClassNames(), kw_only=True, repr=False)
+    """The names of the classes, for tables; ``names`` stay as they were noted."""
 
     def __len__(self) -> int:
         return self.values.shape[0]

@@ -179,7 +179,8 @@ class Attribution:
         if timeline or score == "contribution":
             store.need_training()
         answers = self._ask(asked, layer, progress)
-        return answers.without_totals() if after else answers
+        answers = answers.without_totals() if after else answers
+        return answers.with_classes(self.memory.class_names)
 
     def _ask(self, asked: AskedQuestions, layer: str | int | None, progress: Progress) -> ScanAnswers:
         """The answers of the whole network, or those of one layer in as many passes as they need."""

@@ -17,7 +17,7 @@ from dualform.progress import Progress, bar
 from dualform.replay import Checkpoint, Data, Losses, MakeOptimizer, take_survey
 from dualform.rules import Rule
 from dualform.store import Recipe, Store, outside_inference_mode
-from dualform.types import DType, Mark
+from dualform.types import ClassNames, DType, Mark
 
 from .filters import Filter, matching, named
 from .linear_functional import LinearFunctional
@@ -32,6 +32,7 @@ from .weights import (
     Ledger,
     check_samples,
     explained,
+    first_difference,
     first_names,
     foreign_frozen,
     is_network_of,
@@ -68,6 +69,7 @@ def survey(
     dtype: DType = "float32",
     layers: Iterable[str] | None = None,
     overwrite: bool = False,
+    describe: Mapping[str, Any] | None = None,
     progress: Progress = True,
 ) -> "Memory":
     """Make a memory of a network that is trained already, by one pass over its training set.
@@ -84,10 +86,11 @@ def survey(
     - ``columns``: values of each example by the name of their column, as for ``tape.note``.
     - ``dtype``, ``layers``, ``overwrite``: as for :func:`dualform.record`, but in float32 if nothing is said: EK-FAC
       divides by small numbers.
+    - ``describe``: how the model is made and where its examples are, as for :func:`dualform.record`.
     """
     take_survey(
         model, losses, data, path, examples=examples, batch_size=batch_size, checkpoints=checkpoints, columns=columns,
-        dtype=dtype, layers=layers, overwrite=overwrite, progress=progress,
+        dtype=dtype, layers=layers, overwrite=overwrite, describe=describe, progress=progress,
     )  # fmt: skip
     return open_memory(path)
 
@@ -114,6 +117,11 @@ class Memory(Displayed):
     def recipe(self) -> Recipe | None:
         """How the model is made and where its examples are, as plain text, if ``tape.describe`` was told."""
         return self.store.manifest.recipe
+
+    @property
+    def class_names(self) -> ClassNames:
+        """The names of the classes, if the recipe has them: tables show these in place of numbers."""
+        return ClassNames() if self.recipe is None else self.recipe.class_names
 
     @property
     def step(self) -> int:
@@ -301,11 +309,20 @@ class Memory(Displayed):
         ``x`` and ``y`` are the training examples and the labels that were trained on, a class each, in the order of the
         noted ``column`` of indices; or say the ``index`` of each row. The score asks for the label of an example
         without what the example itself put in, and before the network had learned it by heart (how: ``voices`` of the
-        answer, and the guide on wrong labels). For networks that give one logit a class.
+        answer, and the guide on wrong labels). For networks that give one logit a class. ``classes`` are their names,
+        for what is printed (default: those of the recipe).
         """
         training = self._training_set(x, y, index, column)
         self.fits(model)
-        return find_suspects(self.store, self.view, training, model, self.weights_for(model), tuple(classes), progress)
+        return find_suspects(
+            self.store,
+            self.view,
+            training,
+            model,
+            self.weights_for(model),
+            tuple(classes) or self.class_names.names,
+            progress,
+        )
 
     def self_influence(
         self,
@@ -462,26 +479,11 @@ class Memory(Displayed):
 
     def has_parameters(self, model: nn.Module) -> None:
         """Raise unless a model has the parameters of the recorded one."""
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for p in self.store.manifest.parameters:
-            tensor = tensors.get(p.name)
-            if tensor is not None and nn.parameter.is_lazy(tensor):
-                raise ModelMismatch(
-                    f"'{p.name}' of this {type(model).__name__} has no shape yet, as its layer is lazy. Run one batch "
-                    "through the model first."
-                )
-            resized = (
-                isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != p.shape
-            )  # buffers may grow in training
-            if tensor is None or resized:
-                names = [f"'{name}'" for name, _ in model.named_parameters()]
-                listed = ", ".join([*names[:4], *(["…"] if len(names) > 4 else [])]) or "no parameters"
-                difference = f"has {listed}" if tensor is None else f"has one of shape {tuple(tensor.shape)}"
-                raise ModelMismatch(
-                    f"this {type(model).__name__} does not fit the memory at {self.path}: "
-                    f"it recorded '{p.name}' of shape {p.shape}, the model {difference}. Pass the model that was "
-                    "trained."
-                )
+        if difference := first_difference(self.store.manifest.parameters, model):
+            raise ModelMismatch(
+                f"this {type(model).__name__} does not fit the memory at {self.path}: {difference}. Pass the model "
+                "that was trained."
+            )
 
     # ------------------------------------------------------------------------------------------- inside
 

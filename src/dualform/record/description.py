@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def make_recipe_of(memory: Path, described: Mapping[str, Any] | None) -> Recipe 
         if name not in names:
             raise QueryError(f"describe= has no '{name}': it takes {', '.join(names)}.")
     return make_recipe(memory, **described)
+
+
+def moved_recipe(recipe: Recipe, memory: Path, to: Path) -> Recipe:
+    """The recipe of a memory for another one: its paths lead to the same files from there."""
+
+    def moved(source: RecipeSource | None) -> RecipeSource | None:
+        if source is None or source.file is None:
+            return source
+        return RecipeSource(_kept_path(Path(source.at(memory)), to.resolve()))
+
+    return replace(
+        recipe, train=moved(recipe.train), test=moved(recipe.test), tokenizer=moved(recipe.tokenizer)
+    )  # fmt: skip
 
 
 def _source(role: str, value: Any, memory: Path) -> RecipeSource | None:

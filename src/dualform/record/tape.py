@@ -21,6 +21,7 @@ from dualform.sizes import bytes_of
 from dualform.store import (
     STORED,
     Manifest,
+    Recipe,
     ShardWriter,
     Store,
     load_manifest,
@@ -30,11 +31,12 @@ from dualform.store import (
 )
 from dualform.types import DType, Ended, Keep
 
-from .description import make_recipe, make_recipe_of
+from .description import make_recipe, make_recipe_of, moved_recipe
 from .distributed import find_ranks
 from .hooks import Interrupts, wrapped_method
 from .late_layers import NOT_RECORDED, late_layers, unchanged_since_start
 from .plan import RecordingPlan, RecordOptions, ReplayOptions, make_plan, plain_optimizers
+from .recipe_check import require_fitting
 from .recorder import Recorder
 from .refusal import require_permission
 from .shards import ShardLimits
@@ -110,7 +112,10 @@ def record(
         )
     averaged = isinstance(model, nn.parallel.DistributedDataParallel)
     options = RecordOptions(Path(path), dtype, at, overwrite, snapshot_every, by, copies, progress, kept_for_replay)
-    options = replace(options, recipe=make_recipe_of(options.path, describe))
+    recipe = make_recipe_of(options.path, describe)
+    if recipe is not None:
+        require_fitting(recipe, options.path, plan)
+    options = replace(options, recipe=recipe)
     tape = Tape(plan, optimizers, averaged, options)
     tape.replan = replan
     return tape
@@ -192,9 +197,15 @@ class Tape:
             self.path, model=model, train=train, test=test, classes=classes, tokenizer=tokenizer, columns=columns,
             index=index, length=length,
         )  # fmt: skip
+        require_fitting(recipe, self.path, self.plan, self._recorder.notes.types)
         self.options = replace(self.options, recipe=recipe)
         if self._ranks.first:
             self.interrupts.around(self._recorder.shard_builder.writer.revise)({"recipe": recipe})
+
+    def describe_like(self, memory: Path, recipe: Recipe | None) -> None:
+        """Keep the recipe of another memory of the same network, before recording begins."""
+        moved = None if recipe is None else moved_recipe(recipe, memory, self.path)
+        self.options = replace(self.options, recipe=moved)
 
     def flush(self) -> None:
         """Return when all complete steps are on disk. Call it before you save a checkpoint; where several processes

@@ -34,7 +34,7 @@ class SlotRecording:
     """Runs stretches of a recorded training again under the recorder, on a copy of the model of ``rerun``."""
 
     def __init__(self, store: Store, rerun: Rerun, options: SlotOptions) -> None:
-        self.options = options
+        self.options, self._memory, self._recipe = options, store.path, store.manifest.recipe
         model, optimizers = copied((rerun.model, rerun.optimizers), rerun.model)
         self.rerun = replace(rerun, model=model, optimizers=optimizers, weights=None, before_pass=self._note)
         self._columns = {name: _values(store.visits[name]) for name in _noted(store.visits.column_names)}
@@ -67,6 +67,7 @@ class SlotRecording:
             progress=False,
         )
         tape.limits = limits
+        tape.describe_like(self._memory, self._recipe)
         self._is_whole = False
         with tape:
             self._tape = tape

@@ -57,6 +57,7 @@ def take_survey(
     dtype: DType,
     layers: Iterable[str] | None,
     overwrite: bool,
+    describe: Mapping[str, Any] | None,
     progress: Progress,
 ) -> None:
     """Write the slots of all examples at each checkpoint to ``path``. The model itself is not touched."""
@@ -78,7 +79,7 @@ def take_survey(
         _warn_of_shares(surveyed, losses, data, index)
         tape = record(
             surveyed, optimizer, path, layers=layers, dtype=dtype, rules=None, overwrite=overwrite,
-            snapshot_every=len(batches), progress=False,
+            snapshot_every=len(batches), describe=describe, progress=False,
         )  # fmt: skip
         with _whole_or_removed(Path(path)) as begun, tape, bar(
             "surveying", len(passes) * len(index), progress, WORTH_A_BAR

@@ -47,7 +47,7 @@ def rule_for(optimizer: optim.Optimizer, taught: Mapping[type, Rule] | None = No
         names = sorted({rule_known.name for rule_known in (*table.values(), *OTHERS.values())})
         raise UnsupportedOptimizer(
             f"no rule explains the optimiser {path_of(kind)}{_reason(optimizer, table)}; there are rules for {names}. "
-            f"Teach it with rules={{{kind.__name__}: Rule(...)}} (docs/rules.md), or record keys and errors only, with "
+            f"Teach it with rules={{{kind.__name__}: Rule(...)}}, or record keys and errors only, with "
             "rules=None."
         )
     return rule

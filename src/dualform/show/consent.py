@@ -29,8 +29,9 @@ def is_own(factory: str) -> bool:
 
 
 def require_consent(
-    memory: Path, recipe: Recipe, factories: Sequence[str], *, trust: bool, typed: Collection[str] = ()
-) -> None:
+    memory: Path, recipe: Recipe, factories: Sequence[str], *, trust: bool, typed: Collection[str] = (),
+    model_flag: str = "--model", trust_flag: str = "--trust",
+) -> None:  # fmt: skip
     """Raise an error if a recipe names factories that the user has not agreed to.
 
     ``factories`` are those of the recipe that would run now. The user agrees with ``trust``, which is remembered, or
@@ -50,8 +51,8 @@ def require_consent(
         modules = " and ".join(f"the module '{module}' ({file})" for module, file in files.items())
         raise ConsentNeeded(
             f"the recipe of {memory} names {' and '.join(map(repr, strange))}, which is not dualform's own. To use it, "
-            f"{modules} would be imported, and that runs it. If you trust it, repeat the command once with --trust, or "
-            "name your own with --model and the options for data."
+            f"{modules} would be imported, and that runs it. If you trust it, ask once more with {trust_flag}, which "
+            f"is remembered, or give your own with {model_flag} and the options for data."
         )
 
 

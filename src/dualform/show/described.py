@@ -1,16 +1,18 @@
-"""The model and the examples of a memory: from the options of a command, else from the recipe."""
+"""The model and the examples of a memory: from the options of a command or a call, else from the recipe."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from dualform.data import Columns, Vocabulary, load_vocabulary
 from dualform.errors import DataNotFound, ModelMismatch, QueryError
 from dualform.explain import Memory, open_memory
+from dualform.explain.weights import first_difference
 from dualform.store import Recipe, RecipeSource
 
 from .consent import require_consent
@@ -28,7 +30,7 @@ class DataOptions:
     model: str | None = None
     train: str | None = None
     test: str | None = None
-    classes: str | None = None
+    classes: str | Sequence[str] | None = None
     tokens: str | None = None
     index: str | None = None
     length: int | None = None
@@ -36,7 +38,9 @@ class DataOptions:
     label: str | None = None
     categories: str | None = None
     flags: tuple[str, str] = ("--data", "--test")
-    """The options of the command for training and test examples, for errors."""
+    """The options for training and test examples, for errors."""
+    model_flag: str = "--model package.module:factory"
+    trust_flag: str = "--trust"
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,28 @@ class Described:
     options: DataOptions
     trust: bool = False
     recipe: Recipe = field(default_factory=Recipe)
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """Objects of a program in place of names: a ``model``, ``train`` and ``test`` data, a ``vocabulary``."""
 
     @cached_property
     def network(self) -> nn.Module:
         """The model. The weights come from the memory."""
-        name = self.options.model or self.recipe.model
+        if "model" in self.held:
+            return self.held["model"]
+        name, flag = self.options.model or self.recipe.model, self.options.model_flag
         if name is None:
             raise QueryError(
-                f"the memory {self.memory.path} does not say how its model is made: give --model "
-                "package.module:factory, or call tape.describe(model=…) while you record, so that it is remembered."
+                f"the memory {self.memory.path} does not say how its model is made: give {flag}, or call "
+                "tape.describe(model=…) while you record, so that it is remembered."
             )
         self._ask_for_consent()
         model = make_model(name)
-        try:
-            self.memory.has_parameters(model)
-        except ModelMismatch as error:
-            source = "the recipe says" if self.options.model is None else "--model says"
+        if difference := first_difference(self.memory.store.manifest.parameters, model, alone=True):
+            source = "the recipe names" if self.options.model is None else f"{flag.partition(' ')[0]} names"
             raise ModelMismatch(
-                f"{error} It was made by {name}, as {source}: give --model package.module:factory for the right one."
-            ) from error
+                f"{name}, which {source}, makes a {type(model).__name__} that does not fit the memory at "
+                f"{self.memory.path}: {difference}. Give {flag} for the right one."
+            )
         return model
 
     @cached_property
@@ -104,6 +111,8 @@ class Described:
     def vocabulary(self) -> Vocabulary | None:
         """What turns token ids into text."""
         recipe = self.recipe.tokenizer
+        if "vocabulary" in self.held:
+            return self.held["vocabulary"]
         return load_vocabulary(self.options.tokens or (recipe and recipe.at(self.memory.path)))
 
     @property
@@ -135,7 +144,9 @@ class Described:
     def _examples(
         self, role: Role, option: str | None, source: RecipeSource | None, rows: Sequence[int] | None = None
     ) -> Examples | None:  # fmt: skip
-        name = option
+        name: Any = self.held.get(role, option)
+        if isinstance(name, Examples):
+            return name
         if name is None and source is not None:
             name = source.at(self.memory.path)
             if source.factory is not None:
@@ -156,17 +167,23 @@ class Described:
             name, self.network, columns=columns or _split(self.options.columns),
             label=None if columns else self.options.label, categories=_split(self.options.categories) or (),
             classes=None if columns is not None and columns.classes else classes, vocabulary=self.vocabulary,
-            length=self.options.length or self.recipe.length, rows=rows, learn=role == "train",
+            length=self.options.length or self.recipe.length, rows=rows, learn=role == "train" or role in self.held,
         )  # fmt: skip
 
     def _ask_for_consent(self) -> None:
         """Raise an error unless the user agreed to the code that the recipe names and no option replaces."""
         options, recipe = self.options, self.recipe
         sources = [source and source.factory for source in (recipe.train, recipe.test)]
-        named = zip((recipe.model, *sources), (options.model, options.train, options.test), strict=True)
-        factories = [name for name, option in named if name is not None and option is None]
-        typed = [name for name in (options.model, options.train, options.test) if name is not None]
-        require_consent(self.memory.path, recipe, factories, trust=self.trust, typed=typed)
+        replaced = {"model": options.model, "train": options.train, "test": options.test}
+        typed = [name for name in replaced.values() if name is not None]
+        named = zip(
+            (recipe.model, *sources), (self.held.get(role, name) for role, name in replaced.items()), strict=True
+        )
+        factories = [name for name, other in named if name is not None and other is None]
+        require_consent(
+            self.memory.path, recipe, factories, trust=self.trust, typed=typed,
+            model_flag=options.model_flag.partition(" ")[0], trust_flag=options.trust_flag,
+        )  # fmt: skip
 
 
 def described(path: Path, options: DataOptions, trust: bool = False) -> Described:
@@ -175,5 +192,18 @@ def described(path: Path, options: DataOptions, trust: bool = False) -> Describe
     return Described(memory, options, trust, memory.recipe or Recipe())
 
 
-def _split(names: str | None) -> list[str] | None:
-    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+def described_objects(
+    memory: Memory, options: DataOptions, trust: bool, held: Mapping[str, Any]
+) -> Described:  # fmt: skip
+    """A memory with what a program holds of its model and examples; names among these are options."""
+    names = {role: os.fspath(value) for role, value in held.items() if isinstance(value, str | os.PathLike)}
+    objects = {role: value for role, value in held.items() if value is not None and role not in names}
+    if "vocabulary" in names:
+        names["tokens"] = names.pop("vocabulary")
+    return Described(memory, replace(options, **names), trust, memory.recipe or Recipe(), objects)
+
+
+def _split(names: str | Sequence[str] | None) -> list[str] | None:
+    if names is None or not isinstance(names, str):
+        return None if names is None else list(names)
+    return [name.strip() for name in names.split(",") if name.strip()]

@@ -57,6 +57,10 @@ class Pictures:
             "spotlight": spot,
             "ledger": self.memory.ledger("label"),
             "suspects": self.memory.suspects(self.model, self.x, self.labels, classes=["a", EVIL, "c"]),
+            "several": spot.ask(top=3, top_by="source", by=["source", "label"], timeline=4, timeline_by="label"),
+            "run": run,
+            "metasmoothness": run.metasmoothness(test, directions=2, processes=1),
+            "self-influence": self.memory.self_influence(self.model, self.x, self.labels),
         }
 
 

@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualform
+from dualform.data import Columns
 from dualform.errors import QueryError
 from dualform.explain.notebook import Displayed, visible_text
+from dualform.models import MLP
 
 NAMES = [
     "examples", "visits", "slots", "places", "groups", "groups-of-layer", "timeline", "certificate", "influence",
-    "comparison", "check", "scores", "memory", "masked", "survey", "spotlight", "ledger", "suspects",
+    "comparison", "check", "scores", "memory", "masked", "survey", "spotlight", "ledger", "suspects", "several", "run",
+    "metasmoothness", "self-influence",
 ]  # fmt: skip
 
 
@@ -118,6 +121,48 @@ def test_the_printed_parts_sum_to_the_printed_whole(answers):
     for name in ("groups", "groups-of-layer"):
         numbers = [float(line.split()[0]) for line in str(answers[name][0]).splitlines() if line.startswith("  ")]
         assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.03)
+
+
+def test_several_answers_are_shown_one_below_the_other(answers):
+    several = answers["several"]
+    page, printed = several._repr_html_(), str(several)
+    assert list(several.hits_by) and all(hits._repr_html_() in page for hits in several.hits_by.values())
+    for answer in (*several.hits_by.values(), *several.groups.values(), several.timeline):
+        assert answer._repr_html_() in page and str(answer) in printed
+
+
+def test_self_influence_is_shown_with_its_largest_values(answers, illustrated):
+    (index, value), *_ = answers["self-influence"].largest(1)
+    page = answers["self-influence"]._repr_html_()
+    assert f">{index}<" in page and f"{value:+.2f}"[:4] in page and "<img" not in page
+    illustrated.memory.illustrate(pictures=illustrated.images)
+    assert answers["self-influence"]._repr_html_().count("<img") == 12
+
+
+def test_classes_are_shown_by_their_names_and_kept_as_numbers(tmp_path):
+    model = MLP(4, 3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, sick = torch.randn(12, 4), torch.arange(12) % 2
+    described = {"classes": ["healthy", "<b>ill</b>\x1b"], "columns": Columns(("a", "b", "c", "d"), "sick")}
+    with dualform.record(model, optimizer, tmp_path / "m", progress=False, describe=described) as tape:
+        for _ in range(3):
+            tape.note(index=torch.arange(12), sick=sick, ward=sick)
+            torch.nn.functional.cross_entropy(model(x), sick).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = dualform.open(tmp_path / "m")
+    spot = memory.attend(model, x[:2])
+    hits, groups, line = spot.top(12), spot.by("sick"), spot.timeline("sick")
+    for answer in (hits, groups, line):
+        printed, page = str(answer), answer._repr_html_()
+        assert "sick healthy" in printed and "sick <b>ill</b>\\x1b" in printed and "sick 0" not in printed
+        assert "&lt;b&gt;ill&lt;/b&gt;\\x1b" in page and "<b>" not in page and "healthy" in page
+    assert "ward 0" in str(hits) and "ward healthy" not in str(hits), "only the label holds classes"
+    assert {hit.sick for hit in hits} == {0, 1} == set(hits.to_pandas()["sick"]) and groups.names == (0, 1)
+    assert "healthy" in str(spot) or "ill" in str(spot)
+    suspects = memory.suspects(model, x, sick)
+    assert "healthy → <b>ill</b>" in str(suspects) and set(suspects.to_pandas()["label"]) == {0, 1}
+    assert set(suspects.to_datalab()["given_label"]) == {0, 1}
 
 
 def test_pictures_are_shown_where_they_are_known(illustrated):

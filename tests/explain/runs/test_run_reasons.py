@@ -3,7 +3,8 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import dualform
 from dualform.errors import DualformWarning, QueryError
 from dualform.explain import ReplayedRun
 from dualform.rules import Rule, Transition
+from dualform.store import RecipeSource
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -433,3 +435,29 @@ def test_a_retraining_with_data_of_steps_can_be_recorded(recorded, tmp_path):
     again = recorded.run().retrain(without="step = 2")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert dualform.open(tmp_path / "without").visits["index"].equals(run.visits["index"])
+
+
+def test_a_run_that_is_trained_again_keeps_the_recipe(tmp_path):
+    (tmp_path / "train.npz").touch()
+    torch.manual_seed(0)
+    model = mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    described = {"model": "train:make", "train": tmp_path / "train.npz", "test": "train:tests", "index": "index"}
+    path = tmp_path / "deep" / "run"
+    with dualform.record(model, optimizer, path, replay=True, progress=False, describe=described) as tape:
+        for _ in range(3):
+            index = torch.randperm(N)[:5]
+            tape.note(index=index)
+            losses(model, (X[index], Y[index])).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    recipe = dualform.open(path).recipe
+    assert recipe is not None and recipe.train is not None and recipe.train.file == "../../train.npz"
+    with dualform.open(path).replay(model, losses, lambda i: (X[i], Y[i])) as run:
+        (tmp_path / "train.npz").unlink()  # what is repeated does not need the files of the recipe
+        run.retrain(without="step = 2", memory=tmp_path / "without")
+        kept = dualform.open(tmp_path / "without").recipe
+        assert kept == replace(recipe, train=RecipeSource(file="../train.npz"))
+        slots = run.slots(folder=tmp_path / "slots")
+        assert slots.recipe is not None and slots.recipe.train is not None
+        assert Path(slots.recipe.train.at(slots.path)) == (tmp_path / "train.npz").resolve()

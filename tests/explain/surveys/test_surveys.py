@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.errors import DualformWarning, MemoryExists, NoSteps, NotAMemory, QueryError
 from dualform.explain import Memory
+from dualform.store import Recipe, RecipeSource
 
 N, C, QUERIES = 14, 3, 4
 
@@ -373,3 +374,19 @@ def test_smaller_slots_give_nearly_the_same(small, tmp_path, dtype, close):
     scores = small.survey(tmp_path / dtype, dtype=dtype).scores(small.model, small.queries, target=1)
     expected = -naive_products(small, small.model, 1)
     assert (scores.values.double() - expected).abs().max() < close * expected.abs().max()
+
+
+def test_a_survey_can_be_described(tmp_path):
+    np.savez(tmp_path / "train.npz", inputs=np.zeros((N, 5), np.float32))
+    model, x, y = Shared(), torch.randn(N, 5), torch.arange(N) % C
+
+    def surveyed(**described) -> Memory:
+        return dualform.survey(
+            model, lambda m, batch: F.cross_entropy(m(batch[0]), batch[1], reduction="none"), lambda i: (x[i], y[i]),
+            tmp_path / "survey", examples=N, describe=described, overwrite=True, progress=False,
+        )  # fmt: skip
+
+    recipe = surveyed(model="train:make", train=tmp_path / "train.npz", classes=["a", "b", "c"]).recipe
+    assert recipe == Recipe("train:make", RecipeSource(file="../train.npz"), classes=("a", "b", "c"))
+    with pytest.raises(QueryError, match="names 4 classes"):
+        surveyed(classes=["a", "b", "c", "d"])

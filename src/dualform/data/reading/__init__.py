@@ -3,7 +3,7 @@
 from .columns import Columns, columns_of, in_table
 from .read import read
 from .rows import DataRows
-from .tables import KINDS
+from .tables import KINDS, column_names
 from .vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, load_vocabulary
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DataRows",
     "Vocabulary",
     "WordVocabulary",
+    "column_names",
     "columns_of",
     "in_table",
     "load_vocabulary",

@@ -54,6 +54,22 @@ def open_source(source: Any, as_text: Collection[str] = ()) -> pa.Table | Mappin
     return {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}[file.suffix](file)
 
 
+def column_names(source: str | Path) -> list[str] | None:
+    """The names of the columns of a file, or of the arrays in it, without reading rows; None if nothing has a name."""
+    file = Path(source)
+    try:
+        if file.suffix == ".csv" and file.is_file():
+            with pyarrow.csv.open_csv(file) as reader:
+                return reader.schema.names
+        if file.suffix == ".parquet" and file.is_file():
+            return pq.read_schema(file).names
+        data = open_source(file)
+    except READING_ERRORS as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise QueryError(f"cannot read {source}: {reason}") from error
+    return [name for name in data if name] or None if isinstance(data, Mapping) else data.column_names
+
+
 READING_ERRORS = (ValueError, OSError, pa.ArrowException, SafetensorError, TypeError)
 """What the readers raise at a broken file."""
 

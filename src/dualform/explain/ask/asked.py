@@ -9,10 +9,11 @@ from torch import Tensor
 
 from dualform.engine import StoreView
 from dualform.errors import QueryError
-from dualform.types import Order, Per, Score
+from dualform.types import ClassNames, Order, Per, Score
 
 from ..answers import Groups, Timeline
 from ..hits import HitOrigin, Hits, Summands
+from ..notebook import Displayed, answers_html, answers_lines
 from ..query import Target
 
 CHOICES = {
@@ -82,7 +83,7 @@ class AskedQuestions:
 
 
 @dataclass(frozen=True)
-class ScanAnswers:
+class ScanAnswers(Displayed):
     """Several answers from one pass over the slots."""
 
     hits: Hits | None
@@ -95,6 +96,23 @@ class ScanAnswers:
         """The same without totals, where the first steps are left out: sums are not all parts of the whole."""
         groups = {column: replace(parts, initial=None, total=None) for column, parts in self.groups.items()}
         return replace(self, groups=groups)
+
+    def with_classes(self, classes: ClassNames) -> "ScanAnswers":
+        """The same with names of the classes for their tables."""
+
+        def named(answer: Any) -> Any:
+            return None if answer is None else replace(answer, classes=classes)
+
+        groups = {column: named(parts) for column, parts in self.groups.items()}
+        hits_by = {name: named(hits) for name, hits in self.hits_by.items()}
+        return ScanAnswers(named(self.hits), groups, named(self.timeline), hits_by)
+
+    def __str__(self) -> str:
+        return "\n".join(answers_lines(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return answers_html(self)
 
 
 def require_count(least: int, option: str, value: int) -> None:

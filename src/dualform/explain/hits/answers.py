@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualform.errors import require
-from dualform.types import Score
+from dualform.types import ClassNames, Score
 
 from ..answers import query_slice
 from ..notebook import Displayed, hits_html, hits_lines, seen
@@ -106,6 +106,8 @@ class Hits(Displayed):
     """The folder of the memory that was asked."""
     origin: HitOrigin = field(default=HitOrigin(), kw_only=True, repr=False)
     """What the hits were chosen from."""
+    classes: ClassNames = field(default=ClassNames(), kw_only=True, repr=False)
+    """The names of the classes, for tables; ``columns`` stay as they were noted."""
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -133,6 +135,10 @@ class Hits(Displayed):
         tensors = {name: value[:, :k] for name, value in own.items() if isinstance(value, Tensor)}
         lines = np.arange(n * kept).reshape(n, kept)[:, :k].reshape(-1)
         return replace(self, **tensors, columns=self.columns.take(lines))
+
+    def to_show(self) -> list[Any]:
+        """The hits with classes by their names, for tables."""
+        return [replace(hit, columns=self.classes.among(hit.columns)) for hit in self]
 
     def _hit(self, query: int, rank: int) -> Hit:
         place = query * self.weight.shape[1] + rank

@@ -6,10 +6,11 @@ from .illustrations import Illustrations, illustrate, illustrations_of
 from .markup import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 from .places import places_html, places_lines
 from .png import data_address, png
-from .runs import check_html, comparison_html, influence_html
+from .runs import check_html, comparison_html, influence_html, metasmoothness_html, run_html
+from .scan import answers_html, answers_lines
 from .spotlight import spotlight_html, spotlight_lines
 from .sums import groups_html, groups_lines, timeline_html, timeline_lines
-from .suspects import suspects_html
+from .suspects import self_influence_html, suspects_html
 from .text import ends, plain, same_digits, seen, visible_text
 from .weights import certificate_html, ledger_html, ledger_lines, memory_html
 
@@ -22,6 +23,8 @@ __all__ = [
     "VERMILION",
     "Displayed",
     "Illustrations",
+    "answers_html",
+    "answers_lines",
     "certificate_html",
     "check_html",
     "comparison_html",
@@ -37,12 +40,15 @@ __all__ = [
     "ledger_html",
     "ledger_lines",
     "memory_html",
+    "metasmoothness_html",
     "places_html",
     "places_lines",
     "plain",
     "png",
+    "run_html",
     "same_digits",
     "seen",
+    "self_influence_html",
     "spotlight_html",
     "spotlight_lines",
     "suspects_html",

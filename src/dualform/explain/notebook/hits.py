@@ -35,7 +35,7 @@ def hits_lines(hits: "Hits") -> Iterator[str]:
     for query in range(len(hits)):
         if len(hits) > 1:
             yield f"query {query}"
-        rows = list(hits[query])
+        rows = hits[query].to_show()
         for hit, value in zip(rows, _values(hits, rows)[1], strict=True):
             noted = ", ".join(f"{visible_text(name)} {visible_text(column)}" for name, column in noted_of(hit).items())
             yield f"  {value}  {noted} ({hits.when(hit)})"
@@ -90,7 +90,7 @@ def example_table(
 
 
 def _one_query(hits: "Hits", looks: Illustrations | None) -> Markup:
-    rows = list(hits)[:RANKS]
+    rows = hits.to_show()[:RANKS]
     values, numbers = _values(hits, rows)
     hidden = hits.weight.shape[1] - len(rows)
     more = tag("div", f"… and {hidden} more", style="opacity:.7") if hidden > 0 else ""

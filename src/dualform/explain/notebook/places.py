@@ -18,7 +18,7 @@ HITS, POSITIONS = 24, 3
 
 def places_html(places: "HitPlaces") -> str:
     """A line for each hit: what it adds, and the positions of the query and of the example that count most."""
-    hits = list(places.hits)[:HITS]
+    hits = places.hits.to_show()[:HITS]
     numbers, pictures = same_digits(hit.contribution for hit in hits), bars([hit.contribution for hit in hits])
     lines = [
         [picture, number, _noted(hit), *_largest(places, hit.rank)]
@@ -32,7 +32,7 @@ def places_html(places: "HitPlaces") -> str:
 def places_lines(places: "HitPlaces") -> Iterator[str]:
     """The hits as lines of text, each with the positions that count most."""
     yield f"{_heading(places)}:"
-    hits = list(places.hits)
+    hits = places.hits.to_show()
     for hit, number in zip(hits, same_digits(hit.contribution for hit in hits), strict=True):
         of_query, of_training = _largest(places, hit.rank)
         yield f"  {number}  {_noted(hit)} ({places.hits.when(hit)})"

@@ -9,7 +9,7 @@ from .markup import bars, card, table, tag, text
 from .text import same_digits, seen, visible_text
 
 if TYPE_CHECKING:
-    from ..runs import Comparison, Influence, RunCheck
+    from ..runs import Comparison, Influence, Metasmoothness, ReplayedRun, RunCheck
 
 SHOWN = 6
 """Examples from each end."""
@@ -82,6 +82,32 @@ def comparison_html(comparison: "Comparison") -> str:
 def check_html(check: "RunCheck") -> str:
     """A sentence, with a mark that says it at a glance."""
     return card(f"{'✓ exact' if check.exact else '✗ differs'}: steps {check.first:,} to {check.last:,}", str(check))
+
+
+def run_html(run: "ReplayedRun") -> str:
+    """What can be run again; nothing is run for it."""
+    manifest, rules = run.store.manifest, [rule.name for rule in run.rules]
+    lines = [
+        ["steps", f"{manifest.steps:,}"],
+        ["visits", f"{len(run.visits):,} of {len(run.examples):,} examples"],
+        ["optimisers", ", ".join(rules)],
+        ["kept", "what a replay needs" if manifest.run_log else "slots; no states of the random generator"],
+    ]
+    ask = "run.check() says whether it comes out as recorded; run.influence(inputs), run.retrain(without=…) ask it."
+    return card(f"Replayed run of {run.store.path.name}", table(["", ""], lines, left=(0, 1)), notes=(ask,))
+
+
+def metasmoothness_html(smoothness: "Metasmoothness") -> str:
+    """The value for each random subset as a bar, and what it means."""
+    values = smoothness.per_direction.tolist()
+    lines = [
+        [place + 1, picture, f"{value:.2f}"]
+        for place, (value, picture) in enumerate(zip(values, bars(values), strict=True))
+    ]
+    return card(
+        f"Metasmoothness {smoothness.value:.2f}", table(["random subset", "", "value"], lines),
+        notes=(str(smoothness),),
+    )  # fmt: skip
 
 
 def _strongest(influence: "Influence", query: int, largest: bool) -> Iterator[tuple[Any, float, dict[str, Any], str]]:

@@ -61,7 +61,7 @@ def _heading(spot: "Spotlight") -> str:
 
 def _behind(hits: "Hits", query: int, picture: Markup | str, looks: Illustrations | None) -> Markup:
     """The examples behind one answer."""
-    rows = list(hits[query])
+    rows = hits[query].to_show()
     noted = [
         {name: hit.columns[name] for name in ("index", "label", "source") if hit.columns.get(name) is not None}
         for hit in rows
@@ -114,4 +114,7 @@ def _predictions(spot: "Spotlight") -> list[str]:
     if logits.shape[1] == 1:
         return [f"{float(value):.4g}" for value in logits.flatten()[:QUERIES]]
     best = logits[:QUERIES].double().softmax(1).max(1)
-    return [f"class {int(k)} ({100 * float(p):.1f} %)" for p, k in zip(best.values, best.indices, strict=True)]
+    names = spot.memory.class_names
+    says = [names.named("label", k) for k in best.indices.tolist()]
+    says = [f"class {name}" if isinstance(name, int) else visible_text(name) for name in says]
+    return [f"{name} ({100 * float(p):.1f} %)" for name, p in zip(says, best.values, strict=True)]

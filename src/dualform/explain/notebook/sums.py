@@ -74,7 +74,7 @@ def timeline_lines(line: "Timeline") -> Iterator[str]:
         largest = float(values.abs().max()) if values.numel() else 0.0
         sums = same_digits(values.sum(1).tolist())
         for name, row, whole in zip(line.names, values.tolist(), sums, strict=True):
-            yield f"  {spark(row, largest)}  {whole}  {_group(line.column, name)}"
+            yield f"  {spark(row, largest)}  {whole}  {_group(line, name)}"
 
 
 def timeline_heading(line: "Timeline") -> str:
@@ -89,7 +89,7 @@ def _parts(groups: "Groups", query: int) -> list[tuple[str, float]]:
     """What is shown of a query: the groups (both ends of many), then the other parts of the whole."""
     values = groups.values[query].tolist()
     chosen = list(range(len(values))) if len(values) <= 2 * SHOWN else ends(values, SHOWN)
-    lines = [(_group(groups.column, groups.names[place]), values[place]) for place in chosen]
+    lines = [(_group(groups, groups.names[place]), values[place]) for place in chosen]
     if len(chosen) < len(values):
         others = sum(values) - sum(value for _, value in lines)
         lines.append((f"{len(values) - len(chosen):,} others", others))
@@ -105,7 +105,7 @@ def _strongest(line: "Timeline", query: int) -> list[tuple[str, list[float], str
     values = line.values[query]
     order = values.abs().sum(1).argsort(descending=True).tolist()
     return [
-        (_group(line.column, line.names[place]), values[place].tolist(), colour)
+        (_group(line, line.names[place]), values[place].tolist(), colour)
         for place, colour in zip(order, LINES, strict=False)
     ]
 
@@ -125,8 +125,10 @@ def _numbers(groups: "Groups", values: list[float]) -> list[str]:
     return [plain(value) for value in values] if groups.score == "abs" else same_digits(values)
 
 
-def _group(column: str | None, name: Any) -> str:
-    return f"{visible_text(column, 30)} {visible_text(name)}" if column else "all visits"
+def _group(answer: "Groups | Timeline", name: Any) -> str:
+    if not answer.column:
+        return "all visits"
+    return f"{visible_text(answer.column, 30)} {visible_text(answer.classes.named(answer.column, name))}"
 
 
 def _heading(count: int, query: int) -> Markup | str:

@@ -1,13 +1,14 @@
-"""Suspects as people see them: examples whose label looks wrong, with the label that the others suggest."""
+"""Suspects as people see them: examples whose label looks wrong, and how much examples speak for themselves."""
 
 from typing import TYPE_CHECKING
 
 from .hits import example_table, example_tiles
 from .illustrations import illustrations_of
 from .markup import card
+from .text import same_digits, visible_text
 
 if TYPE_CHECKING:
-    from ..suspects import Suspects
+    from ..suspects import SelfInfluence, Suspects
 
 SHOWN = 12
 
@@ -36,3 +37,23 @@ def suspects_html(suspects: "Suspects") -> str:
         ]
         content = example_table(examples, looks, "score")
     return card("Training examples whose label looks wrong", content, notes=(suspects.summary,))
+
+
+def self_influence_html(influence: "SelfInfluence") -> str:
+    """The examples that add most to a number about themselves, as pictures or with a bar."""
+    looks, visits = (
+        illustrations_of(influence.folder),
+        dict(zip(influence.index.tolist(), influence.visits.tolist(), strict=True)),
+    )
+    largest = influence.largest(SHOWN)
+    lines = [(index, value, {"index": index, "visits": visits[index]}) for index, value in largest]
+    if looks is not None and looks.kind == "pictures":
+        numbers = same_digits(value for _, value, _ in lines)
+        content = example_tiles(
+            looks, [(index, number, noted, "") for (index, _, noted), number in zip(lines, numbers, strict=True)]
+        )
+    else:
+        content = example_table([(*line, "") for line in lines], looks, "adds")
+    place = visible_text(", ".join(influence.layers), 200)
+    left_out = [f"Left out: {name}, as {reason}." for name, reason in influence.left_out.items()]
+    return card(f"Examples that add most to their own {influence.target}, through {place}", content, notes=left_out)

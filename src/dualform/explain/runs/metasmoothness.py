@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from ..notebook import Displayed, metasmoothness_html
+
 LOW = 0.8
 """Below this, the answer warns."""
 
 
 @dataclass(frozen=True)
-class Metasmoothness:
+class Metasmoothness(Displayed):
     r"""How smoothly targets depend on the weights of the examples, along a few random directions.
 
     A direction v takes a random share of the examples away. With the weights w = 1 of all visits, let
@@ -43,6 +45,10 @@ class Metasmoothness:
     def is_low(self) -> bool:
         """Whether predictions of removals of this size should not be trusted."""
         return self.value < LOW
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return metasmoothness_html(self)
 
     def __str__(self) -> str:
         lowest, highest = self.per_direction.min(), self.per_direction.max()

@@ -36,11 +36,13 @@ from dualform.replay import (
     taught_rules,
     untouched_generator,
 )
+from dualform.rules import Rule
 from dualform.sizes import bytes_of
 from dualform.store import Store, outside_inference_mode
 from dualform.types import DType
 
 from ..filters import Filter, matching, named
+from ..notebook import Displayed, run_html
 from ..query import Target, choose, examples_first, first_axis, labelled, logits_of, run_model
 from .answers import Influence, RunCheck
 from .comparison import Comparison
@@ -58,7 +60,7 @@ PARTS_OF_BUDGET = 3
 """Memory is for states on the way, for the steps of a stretch, and for the adjoints of queries."""
 
 
-class ReplayedRun:
+class ReplayedRun(Displayed):
     """A recorded training, run again on a copy of the model. Made by ``memory.replay(model, losses, data)``."""
 
     def __init__(
@@ -87,6 +89,10 @@ class ReplayedRun:
     def __repr__(self) -> str:
         return f"ReplayedRun({str(self.store.path)!r}, {len(self._reference.rerun.steps)} steps)"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return run_html(self)
+
     # ------------------------------------------------------------------------------------------- run again
 
     def check(self, steps: int | None = None, *, after: int = 0) -> RunCheck:
@@ -114,7 +120,7 @@ class ReplayedRun:
         ``weights`` gives each visit a weight of its own; without any argument training is only repeated. With
         ``renormalise`` the mean of a batch is taken over what is left of it (its shares are multiplied by its size over
         the sum of its weights): another counterfactual than the one that influence predicts. With ``memory`` the
-        training is recorded in this folder, for every question that a memory answers.
+        training is recorded in this folder, for every question that a memory answers, with the recipe of this run.
         """
         return self._trainer.model(self._visit_weights(without, only, weights, renormalise), memory)
 
@@ -230,6 +236,11 @@ class ReplayedRun:
     # ------------------------------------------------------------------------------------------- questions
 
     @property
+    def rules(self) -> list[Rule]:
+        """The rule of each optimiser."""
+        return self._reference.rerun.rules
+
+    @property
     def visits(self) -> pa.Table:
         return self.store.visits
 
@@ -242,7 +253,7 @@ class ReplayedRun:
         All inputs are carried back together as far as their adjoints fit into the budget of the run. What the answer
         holds fixed, or takes one branch of, is in its ``note``.
         """
-        rules = self._reference.rerun.rules
+        rules = self.rules
         if all(rule.signs_only for rule in rules):
             raise QueryError(
                 f"{rules[0].name} steps by the signs of gradients, and a small change of a weight changes no sign: the "

@@ -21,6 +21,7 @@ from dualform.errors import QueryError
 from dualform.progress import Progress
 from dualform.record import Tape, record
 from dualform.replay import KeptResults, PassTrace, Rerun, copied, hash_of, run_tasks
+from dualform.store import Store
 
 from .reference import ReferenceRun, untouched_generator
 
@@ -112,7 +113,7 @@ class Trainer:
                             if watch:
                                 watch(1)
                 else:
-                    _run_recorded(rerun, memory, self.reference.store.visits, self.reference.store.manifest.dtype)
+                    _run_recorded(rerun, memory, self.reference.store)
             finally:
                 rerun.weights = None
         return rerun.model
@@ -196,12 +197,13 @@ def renormalised(rerun: Rerun, weights: VisitWeights) -> VisitWeights:
     return scaled
 
 
-def _run_recorded(rerun: Rerun, path: str | os.PathLike, visits: pa.Table, dtype: Any) -> None:
-    """Run all steps, and record them as a memory of their own, with the columns of the first one."""
+def _run_recorded(rerun: Rerun, path: str | os.PathLike, store: Store) -> None:
+    """Run all steps, and record them as a memory of their own, with the columns and the recipe of the first one."""
+    visits, dtype = store.visits, store.manifest.dtype
     noted = [name for name in visits.column_names if name not in ("visit", "step", "row", "rank")]
-    with record(
-        rerun.model, list(rerun.optimizers), path, dtype=dtype, rules=rerun.taught, progress=False
-    ) as tape:  # fmt: skip
+    tape = record(rerun.model, list(rerun.optimizers), path, dtype=dtype, rules=rerun.taught, progress=False)
+    tape.describe_like(store.path, store.manifest.recipe)
+    with tape:
         rerun.before_pass = lambda one_pass: _note(tape, one_pass, visits, noted)
         try:
             rerun.run(len(rerun.steps))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dualform.errors import require
 
-from ..notebook import Displayed, suspects_html, visible_text
+from ..notebook import Displayed, self_influence_html, suspects_html, visible_text
 
 SHOWN = 10
 """How many suspects are printed."""
@@ -156,7 +156,7 @@ class Suspects(Displayed):
 
 
 @dataclass(frozen=True)
-class SelfInfluence:
+class SelfInfluence(Displayed):
     """How much each training example adds to a number about itself, in the order of x.
 
     For the ``margin`` of its own label a large value means that the network needs this example to get it right: wrong
@@ -169,9 +169,15 @@ class SelfInfluence:
     layers: tuple[str, ...]
     target: str
     left_out: Mapping[str, str]
+    folder: str = field(default="", kw_only=True, repr=False)
+    """The folder of the memory that was asked."""
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self_influence_html(self)
 
     def largest(self, k: int) -> list[tuple[int, float]]:
         """The k examples that add most to their own target: index and value."""

@@ -48,7 +48,10 @@ def self_influence(
     with bar("self-influence", total, progress) as watch:
         _, values = asked_about_themselves(store, view, training, model, weights, uses, target, watch)
     names = tuple(use.name for _, use in uses)
-    return SelfInfluence(training.index, values, training.visits, names, target, left_out if layer is None else {})
+    return SelfInfluence(
+        training.index, values, training.visits, names, target, left_out if layer is None else {},
+        folder=str(store.path),
+    )  # fmt: skip
 
 
 def asked_about_themselves(

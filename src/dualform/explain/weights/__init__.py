@@ -2,6 +2,7 @@
 
 from .certificate import Certificate
 from .ledger import LARGEST, Ledger, first_names, make_ledger
+from .model_fit import first_difference
 from .model_identity import check_samples, foreign_frozen, is_network_of
 from .network import (
     explained,
@@ -20,6 +21,7 @@ __all__ = [
     "Ledger",
     "check_samples",
     "explained",
+    "first_difference",
     "first_names",
     "foreign_frozen",
     "is_network_of",

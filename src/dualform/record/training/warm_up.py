@@ -34,7 +34,7 @@ class WarmUpReport:
             if rate <= RISEN * first:
                 self._say(
                     f"{rule.name} began without a warm-up (a learning rate of {first:g} from the first step on), so "
-                    "the first few steps are large whatever their examples say. Answers measure it; "
-                    "docs/concepts/adam.md has the reasons."
+                    "the first few steps are large whatever their examples say. Answers say how large their part is, "
+                    "and a question with after=step leaves them out; the next training can raise the rate slowly."
                 )
             self._say = None

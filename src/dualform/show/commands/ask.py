@@ -1,7 +1,7 @@
 """``dualform ask``: which training examples the predictions for some rows are made of, printed on the terminal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,8 @@ def print_answers(
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         shape, reason = tuple(first.shape[1:]), str(error).splitlines()[0]
         raise QueryError(f"this {type(model).__name__} cannot take rows of shape {shape}: {reason}") from error
+    if question.classes:
+        answer = answer.with_classes(replace(memory.class_names, names=tuple(question.classes)))
     assert answer.hits is not None
     masked = memory.without(question.without).predict(model, inputs) if question.without else None
     notes = [WHOLE_NETWORK] if layer is None else [FIRST_ORDER] if layer != memory.layers[-1] else []

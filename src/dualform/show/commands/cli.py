@@ -119,7 +119,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     help="Which training examples is this prediction made of?",
-    epilog=f"Start with [bold]{PROGRAM} demo[/]. See docs/cli.md for more.",
+    epilog=f"Start with [bold]{PROGRAM} demo[/]. [bold]{PROGRAM} COMMAND -h[/] says more.",
 )
 ModelName = Annotated[
     str, Option(help="Model factory as package.module:factory, with literal arguments in parentheses if it takes any.")

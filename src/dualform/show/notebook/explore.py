@@ -14,7 +14,8 @@ from torch import nn
 from dualform.errors import QueryError
 from dualform.explain import Memory
 
-from ..examples import Examples, Vocabulary, load_examples
+from ..described import DataOptions, described_objects
+from ..examples import Vocabulary
 from ..views import Explorer
 from ..web import make_server
 
@@ -27,40 +28,45 @@ PATIENCE = 20.0
 
 def explore(
     memory: Memory,
-    model: nn.Module,
+    model: nn.Module | str | None = None,
     train: Any = None,
     test: Any = None,
     *,
     classes: Sequence[str] | None = None,
-    index: str = "index",
+    index: str | None = None,
     vocabulary: Vocabulary | None = None,
     length: int | None = None,
+    trust: bool = False,
     height: int = HEIGHT,
     port: int = 0,
 ) -> "NotebookExplorer":
     """Open the explorer in a notebook; outside of one, print its address.
 
-    - ``model``: any network of the recorded kind. The weights come from the memory, and yours is not touched.
+    What is left out comes from the memory's recipe, if ``tape.describe`` was told: then ``explore(memory)`` is enough.
+
+    - ``model``: any network of the recorded kind, or the name of a factory, ``package.module:factory``. The weights
+      come from the memory, and yours is not touched.
     - ``train``, ``test``: rows as the model takes them: a tensor or an array, a pair (inputs, labels), a data set of
       such pairs, a mapping with "inputs" and perhaps "labels" and further arguments of the model; or a file or table
-      as for ``dualform.data.read``.
-    - ``classes``: the names of the classes; ``index``: the column that says which training example a visit was.
+      as for ``dualform.data.read``, or the name of a factory.
+    - ``classes``: the names of the classes; ``index``: the column that says which training example a visit was
+      (default: ``index``).
     - ``vocabulary``: what decodes tokens; ``length``: tokens of an example where the data are one long text.
+    - ``trust``: agree that the modules that the recipe names are imported, which runs them. It is remembered, also for
+      the commands, which ask in the same way.
     - ``port``: 0 picks a free one.
 
     The server listens on this machine only and wants the token that the address has. It stops with ``close()``, at the
     end of a ``with``, or with the process. Needs the extra ``web``.
     """
-    own = copy.deepcopy(model)
-    train_examples, test_examples = (
-        data
-        if data is None or isinstance(data, Examples)
-        else load_examples(data, own, vocabulary=vocabulary, length=length)
-        for data in (train, test)
-    )
-    return NotebookExplorer(
-        Explorer(memory, own, train_examples, test_examples, classes, index), height=height, port=port
-    )
+    options = DataOptions(
+        classes=classes, index=index, length=length, flags=("train=", "test="), model_flag="model=",
+        trust_flag="trust=True",
+    )  # fmt: skip
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+    held = {"model": own, "train": train, "test": test, "vocabulary": vocabulary}
+    source = described_objects(memory, options, trust, held)
+    return NotebookExplorer(source.explorer(), height=height, port=port)
 
 
 class NotebookExplorer:

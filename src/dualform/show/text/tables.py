@@ -5,9 +5,10 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from dualform.explain import Certificate, ExampleHits, Groups, Hits, Memory
-from dualform.explain.notebook import ends, plain, same_digits
+from dualform.explain.notebook import ends, plain, same_digits, visible_text
 
 from .terminal import bar
 from .words import size, unit
@@ -18,7 +19,7 @@ OURS = ("visit", "row", "step")
 
 def hits_table(hits: Hits) -> Table:
     """The top examples, visits or slots of one query, one row each."""
-    rows = list(hits)
+    rows = hits.to_show()
     noted = [name for name in hits.columns.column_names if name not in OURS]
     places = _places(hits)
     table = _table("rank", *noted, *places, right=True)
@@ -31,7 +32,8 @@ def hits_table(hits: Hits) -> Table:
     for place, hit in enumerate(rows):
         noted_values = ["?" if hit.columns[name] is None else hit.columns[name] for name in noted]
         own = [column[place] for column in places.values()]
-        table.add_row(*map(str, [hit.rank + 1, *noted_values, *own]), *(column[place] for column in numbers))
+        texts = [Text(visible_text(value)) for value in (hit.rank + 1, *noted_values, *own)]
+        table.add_row(*texts, *(column[place] for column in numbers))
     return table
 
 
@@ -62,8 +64,8 @@ def groups_table(groups: Groups, query: int = 0, shown: int = 10) -> Table:
             between = sum(values) - sum(values[other_group] for other_group in chosen)
             text = plain(between) if groups.score == "abs" else same_digits([between, *values])[0]
             table.add_row(f"{len(values) - len(chosen):,} others", text, style="dim")
-        name = "unknown" if groups.names[group] is None else str(groups.names[group])
-        table.add_row(name, texts[group], bar(values[group], largest))
+        name = visible_text(groups.classes.named(groups.column, groups.names[group]))
+        table.add_row(Text(name), texts[group], bar(values[group], largest))
     return table
 
 

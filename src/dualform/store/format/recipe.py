@@ -10,6 +10,7 @@ from typing import Any
 
 from dualform.data import Columns, columns_of
 from dualform.errors import CorruptMemory, DualformError
+from dualform.types import ClassNames
 
 BYTES = "bytes"
 """The vocabulary that needs no file."""
@@ -50,6 +51,13 @@ class Recipe:
     def text(self) -> str:
         """All of it as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def class_names(self) -> ClassNames:
+        """The names of the classes; the columns ``label`` and the label of the table hold classes."""
+        label = None if self.columns is None else self.columns.label
+        names = self.classes or (() if self.columns is None else self.columns.classes)
+        return ClassNames(names, frozenset(["label", *([] if label is None else [label])]))
 
     def lines(self) -> dict[str, str]:
         """What is said, for people to read, by name."""
