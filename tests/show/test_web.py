@@ -144,20 +144,6 @@ def test_attention_has_a_page(attention_explorer):
         assert len(served.get("/attention/test/4.json?head=1").json["weights"]) == 6
 
 
-def test_what_takes_long_is_started_by_the_visitor(text_explorer):
-    text_explorer.work_queue.patience = 0.0
-    with serving(text_explorer) as served:
-        page = served.get("/prediction/test/40?layer=output")
-        name = re.findall(r'data-work="(\w+)"', page.text)[0]
-        assert "takes about" in page.text and served.get(f"/work/{name}.json").json["state"] == "waiting"
-        assert served.post(f"/work/{name}").json["state"] in ("running", "done")
-        for _ in range(200):
-            if served.get(f"/work/{name}.json").json["state"] == "done":
-                break
-            time.sleep(0.05)
-        assert "data-work" not in served.get("/prediction/test/40?layer=output").text
-
-
 # ---------------------------------------------------------------- hostile visitors
 
 HOSTILE = [

@@ -16,9 +16,10 @@ from .separation import (
     through_of,
     view_of,
 )
+from .timed_progress import TimedProgress
 from .training import Correctness, TrainingSetQuestion, TrainingSetView, suspects_csv, training_set
 from .whatif import WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
-from .work import PendingWork, WorkQueue
+from .work import PendingWork, WorkQueue, pending_in
 
 __all__ = [
     "BATCH",
@@ -36,6 +37,7 @@ __all__ = [
     "PredictionQuestion",
     "PredictionView",
     "SeparationQuestion",
+    "TimedProgress",
     "TrainingSetQuestion",
     "TrainingSetView",
     "WhatIfMasks",
@@ -46,6 +48,7 @@ __all__ = [
     "attention_layers",
     "ledger_of",
     "ledger_of_time",
+    "pending_in",
     "predict",
     "render",
     "reports_with",

@@ -37,9 +37,6 @@ OFFERED = 8
 
 REMOVED = "direct contribution removed, not retrained"
 
-LEDGER = 1.5
-"""Time to make a ledger, relative to rebuilding the weights."""
-
 
 @dataclass(frozen=True)
 class WhatIfMasks:
@@ -273,7 +270,7 @@ def _weights_by_slots(
 def ledger_of(explorer: Explorer, by: str) -> Ledger | PendingWork:
     """The ledger of a column."""
     return explorer.work_queue.result(
-        ("ledger", by), f"the ledger by {by}", LEDGER * explorer.rebuild_seconds,
+        ("ledger", by), f"the ledger by {by}", explorer.ledger_seconds(len(explorer.counts(by))),
         lambda progress: explorer.memory.ledger(by, progress=progress),
     )  # fmt: skip
 
@@ -284,7 +281,7 @@ def ledger_of_time(explorer: Explorer) -> Ledger | PendingWork:
     edges = stretch_edges(memory.step, STRETCHES)
     stretch = np.searchsorted(edges, memory.store.visits["step"].to_numpy(), side="left") - 1
     return explorer.work_queue.result(
-        ("ledger", None), "the ledger by time", LEDGER * explorer.rebuild_seconds,
+        ("ledger", None), "the ledger by time", explorer.ledger_seconds(STRETCHES),
         lambda progress: memory.ledger(stretch.tolist(), progress=progress),
     )  # fmt: skip
 
