@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 
@@ -24,21 +24,32 @@ class MachineSpeed:
     """Calling an operation on a small tensor."""
 
     @classmethod
-    def measured(cls) -> "MachineSpeed":
-        """The speed of this process on this machine now; measuring takes about a tenth of a second."""
+    def measured(cls, loaded: bool = True) -> "MachineSpeed":
+        """The speed of this process now; measuring takes about a tenth of a second.
+
+        With ``loaded`` it is what other programs leave of this machine, else what the machine can do.
+        """
         left, right, small = torch.randn(256, 1024), torch.randn(1024, 256), torch.zeros(8)
         large, other = torch.zeros(1 << 20), torch.zeros(1 << 20)
-        return cls(
+        wall, own = perf_counter(), thread_time()
+        speed = cls(
             _fastest(lambda: torch.mm(left, right)) / (256 * 1024 * 256),
             _fastest(lambda: large.add_(other)) / (1 << 20),
-            _fastest(lambda: [small.add_(1.0) for _ in range(100)]) / 100,
+            _fastest(lambda: [small.add_(1.0) for _ in range(2000)]) / 2000,
         )
+        load = (perf_counter() - wall) / max(1e-3, thread_time() - own) if loaded else 1.0
+        load = min(MOST_LOAD, max(1.0, load))
+        return cls(load * speed.product, load * speed.number, load * speed.call)
+
+
+MOST_LOAD = 4.0
+"""What measured time may be of the time that this process computed: other programs come and go."""
 
 
 def _fastest(work: Callable[[], object], times: int = 5) -> float:
     """The seconds that the fastest of some runs took, as other programs may have slowed down the others."""
     seconds = []
-    for _ in range(times + 1):  # the first one allocates memory and starts threads
+    for _ in range(times + 1):  # the first run allocates memory and starts threads
         start = perf_counter()
         work()
         seconds.append(perf_counter() - start)
@@ -93,8 +104,7 @@ class Estimates:
             amount += self._parts(swept, 1) + self._parts(swept, groups, only_biases=True)
         for info in infos:
             if info not in swept:
-                of_example = rows or max(self.positions(module.name) for module in info.modules)
-                amount += self._scan_of(info, score, queries, queries * of_example)
+                amount += self._scan_of(info, score, queries, queries * (rows or self._positions_of(info)))
         return amount.seconds(self.speed)
 
     def sums(self, layer: str | None, groups: int, queries: int = 1) -> float:
@@ -105,9 +115,10 @@ class Estimates:
         infos = self._layers(layer)
         weights = sum(map(self._weights, infos))
         fits, swept = 8 * groups * weights <= MOST_PARTS, any(map(self.is_swept, infos))
-        through_parts = self._parts(infos, groups) + AmountOfWork(
-            PRODUCT * groups * weights * queries, SUMMED * groups * weights, GROUP_CALLS * groups
-        )
+        through_parts = self._parts(infos, groups)
+        for info in infos:
+            products = groups * self._weights(info) * queries * self._positions_of(info)
+            through_parts += AmountOfWork(2 * PRODUCT * products, 0.0, GROUP_CALLS * groups)  # in float64
         if fits and swept and queries > 1:
             return through_parts.seconds(self.speed)
         passes = -(-8 * groups * queries // MOST_SUMS)
@@ -197,6 +208,9 @@ class Estimates:
             return [self.store.layer(layer)[0]]
         return [info for info in self.store.manifest.layers if info.keep != "nothing"]
 
+    def _positions_of(self, info: LayerInfo) -> int:
+        return max(self.positions(module.name) for module in info.modules)
+
     def _weights(self, info: LayerInfo) -> int:
         return sum(self.store.parameters[name].size for name in info.weights)
 
@@ -216,7 +230,17 @@ class Estimates:
 
 
 MOST_PARTS, MOST_SUMS, MOST_PRECONDITIONERS = 4 << 30, 1 << 30, 1 << 28
+"""The most bytes of parts of the weights, of sums (queries × groups) and of preconditioners in memory at a time."""
+
 STRETCH, WAITING = 512, 64 << 20
-PRODUCT, READ, SCORE, SCAN_CALLS, BLOCK_CALLS = 1.0, 1.0, 4.0, 1000.0, 100.0
-STEP, STEP_CALLS, TARGET = 15.0, 60.0, 2.0
-SUMMED, CARRIED, ADDED, GROUP_CALLS = 2.0, 8.0, 2.0, 20.0
+"""How many slots of a group, and how many bytes of slots, wait until they are summed in one product."""
+
+# Factors between the bare amounts and what the passes really need, fitted to measured questions.
+PRODUCT = 1.2
+READ, SCORE = 12.0, 27.0
+"""Numbers that count for reading and decoding one number, and for one score in all sums."""
+SCAN_CALLS, BLOCK_CALLS, STEP_CALLS, GROUP_CALLS = 2600.0, 800.0, 260.0, 33.0
+"""Calls for a pass over a layer, a block of slots, a step of training run again, and a group in one of these."""
+STEP, TARGET, CARRIED, ADDED, SUMMED = 23.0, 22.0, 59.0, 7.0, 3.0
+"""Numbers that count for one weight: in a step, in a query, in a group that a step takes along, that a step adds to,
+and that a pass sums."""
