@@ -4,7 +4,7 @@ from .digits import digits, small_digits
 from .folder import data_file
 from .images import FASHION, OBJECTS, Images, cifar10, fashion_mnist, mnist, reference_scale
 from .indexed import IndexedCollate, IndexedDataset, indexed, indexed_collate
-from .reading import Columns, DataRows, Vocabulary, columns_of, load_vocabulary, read
+from .reading import Columns, DataRows, Vocabulary, columns_of, in_table, load_vocabulary, read
 from .reference import ReferenceSplit, Scale, reference_images
 from .reviews import ByteTexts, Reviews, as_bytes, reviews
 from .series import Series, series, standardised
@@ -33,6 +33,7 @@ __all__ = [
     "data_file",
     "digits",
     "fashion_mnist",
+    "in_table",
     "indexed",
     "indexed_collate",
     "load_vocabulary",

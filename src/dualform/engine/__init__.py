@@ -27,10 +27,12 @@ from .preconditioned import (
     factor_matrix,
     precondition,
     rerun_from_slots,
+    row_sums_backwards,
     scaled_errors,
     scan_backwards,
     state_at,
 )
+from .row_sums import RowSums
 from .scan import LayerQueries, LayerScan, Reduction, Scores, scan, scan_together
 from .stream import StoreView, decoded, stream
 from .top_slots import TopSlots, TopSlotsByGroup
@@ -44,6 +46,7 @@ __all__ = [
     "ParameterSum",
     "Reduction",
     "Rounding",
+    "RowSums",
     "Scores",
     "SlotGroups",
     "StoreView",
@@ -74,6 +77,7 @@ __all__ = [
     "preconditioned_parameters",
     "rerun_from_slots",
     "rounding",
+    "row_sums_backwards",
     "scaled_errors",
     "scan",
     "scan_backwards",

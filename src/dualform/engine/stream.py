@@ -85,8 +85,9 @@ def stream(
     rows = store.block_rows(info.name)
     key_buffer = torch.empty(rows, info.key_size, dtype=store.compute)
     error_buffer = torch.empty(rows if errors else 0, info.d_out, dtype=store.compute)
-    for block in store.blocks(info.name, errors=errors, upto=view.horizon):
-        count = len(block.slots)
+    passed = 0
+    for block in store.blocks(info.name, errors=errors, upto=view.horizon, visible=view.visible):
+        end = int(block.slots[-1]) + 1
         shown = None if everything_visible else _visible_rows(block, view)
         if shown is not None:
             block = block.take(shown)
@@ -97,7 +98,8 @@ def stream(
                 None if block.errors is None else _decode(block.errors, error_buffer),
             )
         if watch:
-            watch(count)
+            watch(end - passed)
+        passed = end
 
 
 def stream_together(

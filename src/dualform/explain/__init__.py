@@ -4,7 +4,7 @@ from .answers import GroupRow, Groups, Timeline
 from .ask import ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
-from .hits import ExampleHit, ExampleHits, Hit, Hits, SlotHit, SlotHits, VisitHit, VisitHits
+from .hits import ExampleHit, ExampleHits, Hit, HitOrigin, HitPlaces, Hits, SlotHit, SlotHits, VisitHit, VisitHits
 from .linear_functional import LinearFunctional
 from .memory import Memory, open_memory, survey
 from .query import is_preconditioned
@@ -22,6 +22,8 @@ __all__ = [
     "GroupRow",
     "Groups",
     "Hit",
+    "HitOrigin",
+    "HitPlaces",
     "Hits",
     "Influence",
     "Ledger",

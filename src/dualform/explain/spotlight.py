@@ -13,8 +13,9 @@ from dualform.progress import Progress, bar
 from dualform.store import assemble_matrix
 from dualform.types import LayerInfo, ModuleInfo
 
-from .ask import AskedQuestions, step_coefficients
+from .ask import AskedQuestions, ask_places, step_coefficients
 from .attribution import Attribution
+from .hits import HitPlaces, Hits
 from .notebook import Displayed, spotlight_html, spotlight_lines
 from .query import Capture, Question, Target, apply, capture, first_axis, is_preconditioned, labelled, target_key
 from .weights import is_shared
@@ -94,6 +95,17 @@ class Spotlight(Displayed, Attribution):
         if len(outs) == 1:
             return outs[0]
         return torch.stack(outs) if len({tensor.shape for tensor in outs}) == 1 else torch.cat(parts)
+
+    def places(self, hits: Hits, *, target: Target = None, progress: Progress = True) -> HitPlaces:
+        """Split what hits add to the target over the rows (tokens) of the query, and over rows of their own.
+
+        The hits are those of this spotlight on one input: of the whole network or of a layer, examples, visits or
+        slots. A ``target`` of their own must be given again.
+        """
+        self.memory.store.need_training()
+        return ask_places(
+            self.memory.store, self._question, self._view_after(hits.origin.after), hits, target, progress
+        )
 
     # ------------------------------------------------------------------------------------------- passes
 

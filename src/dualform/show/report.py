@@ -33,18 +33,16 @@ SHOWN, CANDIDATES = 8, 2000
 
 @dataclass(frozen=True)
 class ReportedExample:
-    """One example of the report: what each layer recalls, the last layer first, and the prediction under a mask."""
+    """One example of the report: what the network and each layer recall, and the prediction under a mask."""
 
     number: int
     title: str
+    network: PredictionView
+    """The view of the whole network, or of the last layer where only layers can be asked."""
     layers: Sequence[PredictionView]
+    """The views of single layers, the last one first."""
     masked: str
     without: WhatIfView | None
-
-    @property
-    def last(self) -> PredictionView:
-        """The view of the last layer."""
-        return self.layers[0]
 
 
 def write_report(
@@ -98,16 +96,17 @@ def choose(explorer: Explorer, count: int) -> dict[ExamplePlace, str]:
 
 
 def _reported_example(explorer: Explorer, number: int, place: ExamplePlace, title: str) -> ReportedExample:
-    views = [predict(explorer, place, PredictionQuestion(layer=layer, k=SHOWN)) for layer in reversed(explorer.layers)]
-    layers = [view for view in views if not isinstance(view, PendingWork)]
-    assert len(layers) == len(views), "a report waits for everything"
-    predicted = layers[0].says[0].number
+    places = (None, *reversed(explorer.layers))
+    views = [predict(explorer, place, PredictionQuestion(layer=layer, k=SHOWN)) for layer in places]
+    network, *layers = (view for view in views if not isinstance(view, PendingWork))
+    assert len(layers) == len(explorer.layers), "a report waits for everything"
+    predicted = network.says[0].number
     if "label" in explorer.columns and predicted in explorer.groups("label"):
         return ReportedExample(
-            number, title, layers, f"label = {predicted}",
+            number, title, network, layers, f"label = {predicted}",
             what_if(explorer, place, WhatIfMasks(by="label", groups=(str(predicted),))),
         )  # fmt: skip
-    return ReportedExample(number, title, layers, "", None)
+    return ReportedExample(number, title, network, layers, "", None)
 
 
 def _training_set(explorer: Explorer, weigh: int) -> TrainingSetView | None:

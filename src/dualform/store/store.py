@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dualform.errors import FrozenWeights, HorizonError, LayerNotFound, NoSteps, StoreError, UnsupportedOptimizer
@@ -279,22 +279,37 @@ class Store:
         info, _ = self.layer(layer)
         return min(BLOCK_ROWS, max(64, DECODED // (info.key_size * self.compute.itemsize)))
 
-    def blocks(self, layer: str, *, errors: bool, rows: int | None = None, upto: int | None = None) -> Iterator[Block]:
-        """The slots of a layer in order, in blocks of at most ``rows``, up to the end of the shard of step ``upto``."""
+    def blocks(
+        self, layer: str, *, errors: bool, rows: int | None = None, upto: int | None = None,
+        visible: Bool[np.ndarray, " V"] | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
+        """The slots of a layer in order, in blocks of at most ``rows``, up to the end of the shard of step ``upto``.
+
+        Shards without any slot of a ``visible`` or unknown visit are passed over.
+        """
         first = 0
         rows = self.block_rows(layer) if rows is None else rows
-        for shard in self.manifest.shards:
+        shown = None if visible is None else self._shows(layer, visible)
+        for number, shard in enumerate(self.manifest.shards):
             count = shard.slots.get(layer, 0)
             later = upto is not None and shard.first > upto
             if count and later and self.manifest.ranks == 1:
                 return
-            if not count or later:
+            if not count or later or (shown is not None and not shown[number]):
                 first += count
                 continue
             size = -(-count // -(-count // rows))  # as few blocks as possible, of equal size
             for begin in range(0, count, size):
                 yield self._block(shard, layer, first, begin, min(begin + size, count), errors)
             first += count
+
+    def _shows(self, layer: str, visible: Bool[np.ndarray, " V"]) -> Bool[np.ndarray, " s"]:
+        """Whether each shard has slots of a layer whose visit is visible or unknown."""
+        calls, before = self.calls(layer), np.append(0, np.cumsum(visible))
+        begin = np.clip(calls.visit, 0, len(visible))
+        end = np.clip(calls.visit + calls.batch, 0, len(visible))
+        shown = np.append(0, np.cumsum((calls.visit < 0) | (before[end] > before[begin])))
+        return np.diff(shown[self._first_calls(layer)]) > 0
 
     def step_rows(self, layer: str, step: int) -> int:
         """The number of slots of a layer in a step."""

@@ -42,6 +42,7 @@ class Pictures:
             "examples": spot.top(8),
             "visits": spot.top(8, per="visit"),
             "slots": spot.top(8, layer="fc1", per="slot", score="weight"),
+            "places": self.memory.attend(self.model, self.x[:1]).places(spot.top(8)[0]),
             "groups": spot.by("label"),
             "groups-of-layer": spot.by("source", layer="fc2"),
             "timeline": spot.timeline("label")[0],

@@ -17,9 +17,8 @@ from dualform.errors import QueryError
 from dualform.explain.notebook import Displayed, visible_text
 
 NAMES = [
-    "examples", "visits", "slots", "groups", "groups-of-layer", "timeline", "certificate", "influence", "comparison",
-    "check", "scores", "memory", "masked", "survey", "spotlight", "ledger",
-    "suspects",
+    "examples", "visits", "slots", "places", "groups", "groups-of-layer", "timeline", "certificate", "influence",
+    "comparison", "check", "scores", "memory", "masked", "survey", "spotlight", "ledger", "suspects",
 ]  # fmt: skip
 
 
@@ -82,7 +81,7 @@ def test_what_was_noted_can_steer_neither_a_page_nor_a_terminal(answers, name):
     for text in (page, printed):
         strange = {c for c in text if unicodedata.category(c) in ("Cc", "Cf") and c != "\n"}
         assert not strange
-    if name in ("examples", "visits", "slots", "groups-of-layer"):
+    if name in ("examples", "visits", "slots", "places", "groups-of-layer"):
         assert "&lt;b&gt;bold&lt;/b&gt;\\x1b[31m\\u202e" in page and "<b>bold</b>\\x1b[31m\\u202e" in printed
 
 

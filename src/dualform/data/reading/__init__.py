@@ -1,6 +1,6 @@
 """One reader for tables of numbers, words and texts, and for files of arrays. Nothing is ever unpickled."""
 
-from .columns import Columns, columns_of
+from .columns import Columns, columns_of, in_table
 from .read import read
 from .rows import DataRows
 from .tables import KINDS
@@ -14,6 +14,7 @@ __all__ = [
     "Vocabulary",
     "WordVocabulary",
     "columns_of",
+    "in_table",
     "load_vocabulary",
     "read",
 ]

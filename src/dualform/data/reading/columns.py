@@ -50,19 +50,25 @@ class Columns:
             means[place], deviations[place] = self.scale.get(feature, (0.0, 1.0))
         return row * deviations.to(row) + means.to(row)
 
-    def in_words(self, row: Float[Tensor, " d"]) -> list[str]:
-        """A row as it stands in the table, column by column: ``age 63``, ``colour red``."""
-        values, words, place = self.unscaled(row).tolist(), [], 0
+    def cells(self, row: Float[Tensor, " d"]) -> list[float | str]:
+        """A row as it stands in the table: a number or a word for each column."""
+        values, cells, place = self.unscaled(row).tolist(), [], 0
         for name in self.names:
             categories = self.categories.get(name)
             width = len(categories or [name])
             part = values[place : place + width]
             place += width
-            if categories is None:
-                words.append(f"{name} {part[0]:.4g}")
-            else:
-                words.append(f"{name} {categories[max(range(width), key=part.__getitem__)]}")
-        return words
+            cells.append(part[0] if categories is None else categories[max(range(width), key=part.__getitem__)])
+        return cells
+
+    def in_words(self, row: Float[Tensor, " d"]) -> list[str]:
+        """A row in words, column by column: ``age 63``, ``colour red``."""
+        return [f"{name} {in_table(cell)}" for name, cell in zip(self.names, self.cells(row), strict=True)]
+
+
+def in_table(cell: float | str) -> str:
+    """A cell of a table as text."""
+    return cell if isinstance(cell, str) else f"{cell:.4g}"
 
 
 def columns_of(value: Mapping[str, Any]) -> Columns:

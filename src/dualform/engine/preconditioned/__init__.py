@@ -3,6 +3,7 @@
 from .backward_factors import backward_factors
 from .forward_sweep import rerun_from_slots, state_at
 from .recurrence import ParameterState, advance, apply_step, precondition
+from .row_sums import row_sums_backwards
 from .scan import factor_matrix, scaled_errors, scan_backwards
 from .slot_gradients import SlotGradients, SlotGroups
 
@@ -16,6 +17,7 @@ __all__ = [
     "factor_matrix",
     "precondition",
     "rerun_from_slots",
+    "row_sums_backwards",
     "scaled_errors",
     "scan_backwards",
     "state_at",

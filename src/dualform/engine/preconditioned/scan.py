@@ -53,21 +53,36 @@ def scan_backwards(
     factors of the first state of their parameters.
     """
     targets: dict[str, list[LayerTargets]] = {}
+    for layer, queries in asked:
+        info, _ = store.layer(layer)
+        targets.setdefault(info.name, []).extend(layer_targets(info, queries))
+    for layer, slots, factors in slots_backwards(store, asked, view, watch, initial):
+        for target in targets[layer]:
+            contributions = contributions_to(store, slots, factors, target)
+            scores = Scores(target.first, [slots.block], None, contributions, None, 1, effects_include_weights=True)
+            for reduction in reductions:
+                reduction.add(scores)
+
+
+def slots_backwards(
+    store: Store,
+    asked: Sequence[tuple[str, LayerQueries]],
+    view: StoreView,
+    watch: OnProgress | None = None,
+    initial: MutableMapping[str, tuple[Factor, Factor]] | None = None,
+) -> Iterator[tuple[str, DecodedSlots, Mapping[str, Factor]]]:
+    """The visible slots of some layers, the last step first, with the factors of their step in what is asked."""
+    layers: dict[str, None] = {}
     names: dict[str, None] = {}
     for layer, queries in asked:
         info, _ = store.layer(layer)
-        targets.setdefault(info.name, []).extend(_layer_targets(info, queries))
+        layers[info.name] = None
         names |= dict.fromkeys((*info.weights, *queries.biases))
     for step, factors in backward_factors(store, names, view.horizon, initial):
-        for layer, of_layer in targets.items():
+        for layer in layers:
             slots = _visible_slots(store, layer, step, view, watch)
-            if slots is None or not factors:
-                continue
-            for target in of_layer:
-                contributions = _contributions(store, slots, factors, target)
-                scores = Scores(target.first, [slots.block], None, contributions, None, 1, effects_include_weights=True)
-                for reduction in reductions:
-                    reduction.add(scores)
+            if slots is not None and factors:
+                yield layer, slots, factors
 
 
 def _visible_slots(
@@ -84,7 +99,7 @@ def _visible_slots(
     return decoded(block, store.compute) if len(block.slots) else None
 
 
-def _layer_targets(layer: LayerInfo, queries: LayerQueries) -> Iterator[LayerTargets]:
+def layer_targets(layer: LayerInfo, queries: LayerQueries) -> Iterator[LayerTargets]:
     """The gradient of each example's target with respect to the layer's matrix: the sum of u qᵀ over its rows.
 
     They come in batches of examples.
@@ -98,19 +113,25 @@ def _layer_targets(layer: LayerInfo, queries: LayerQueries) -> Iterator[LayerTar
         yield LayerTargets(layer, first, LayerMatrix(layer).outer(rows[part], directions[part]), biases)
 
 
-def _contributions(
+def contributions_to(
     store: Store, slots: DecodedSlots, factors: Mapping[str, Factor], target: LayerTargets
 ) -> Float[Tensor, "n m"]:
+    """The contributions of slots to some targets, given the factors of their step."""
     assert slots.errors is not None
     layer = target.layer
     errors = scaled_errors(slots)
-    if any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights):
+    if multiplies_from_left(store, layer):
         out = _through_matrices(layer, slots.keys, errors, factors, target.matrix)
     else:
         out = LayerMatrix(layer).bilinear(target.matrix * factor_matrix(store, layer, factors), slots.keys, errors)
     for name, gradient in target.biases.items():
         out += (gradient * factors.get(name, 0.0)) @ (slots.errors * slots.factors(name).unsqueeze(1)).mT
     return out
+
+
+def multiplies_from_left(store: Store, layer: LayerInfo) -> bool:
+    """Whether factors are matrices that multiply a parameter of a layer, and not numbers for each of its entries."""
+    return any((rule := store.rule(name)) is not None and rule.acts == "left" for name in layer.weights)
 
 
 def _through_matrices(

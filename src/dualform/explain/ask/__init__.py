@@ -2,6 +2,7 @@
 
 from .asked import AskedQuestions, ScanAnswers, require_count
 from .one_layer import ask_layer, step_coefficients, sum_layer_weights
+from .places import ask_places
 from .whole_network import ask_network
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "ScanAnswers",
     "ask_layer",
     "ask_network",
+    "ask_places",
     "require_count",
     "step_coefficients",
     "sum_layer_weights",

@@ -12,7 +12,7 @@ from dualform.errors import QueryError
 from dualform.types import Order, Per, Score
 
 from ..answers import Groups, Timeline
-from ..hits import Hits, Summands
+from ..hits import HitOrigin, Hits, Summands
 from ..query import Target
 
 CHOICES = {
@@ -70,9 +70,10 @@ class AskedQuestions:
         """The top examples or visits, from the sums of all of them."""
 
         def hits(of_name: int | None = None) -> Hits:
+            group = None if of_name is None else summands.names[of_name]
             return summands.hits(
                 sums, self.top, layer=layer, score=self.score, target=target, order=self.order, left_out=left_out,
-                remark=remark, of_name=of_name,
+                remark=remark, origin=HitOrigin(self.after, self.position, self.top_by, group), of_name=of_name,
             )  # fmt: skip
 
         if self.top_by is None:

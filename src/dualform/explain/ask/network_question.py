@@ -6,7 +6,7 @@ of a weight. A weight that several layers feed (an embedding that is tied to the
 uses, whichever of them its slots come from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -108,15 +108,11 @@ class NetworkQuestion:
         swept, layer_scans = [], []
         for layer, of_all in self.asked:
             queries = of_all.of_examples(examples)
-            if self._is_swept(layer, queries):
+            if is_swept(store, layer, queries):
                 swept.append((layer, queries))
-                continue
-            info, _ = store.layer(layer)
-            of_step = step_coefficients(store, view, info)
-            of_bias = {name: coefficients(store, name, view.horizon).of_step for name in queries.biases}
-            layer_scans.append(partial(LayerScan, store, layer, queries, reductions, of_step, of_bias))
-        for at_a_time in [layer_scans] if store.is_supplied else [[each] for each in layer_scans]:
-            scan_together(store, [make() for make in at_a_time], view, watch)
+            else:
+                layer_scans.append(partial(layer_scan, store, view, layer, queries, reductions))
+        scan_layers(store, view, layer_scans, watch)
         if swept:
             scan_backwards(store, swept, view, reductions, watch, factors)
         return factors
@@ -124,7 +120,7 @@ class NetworkQuestion:
     @property
     def swept(self) -> tuple[str, ...]:
         """The layers whose rules have a preconditioner."""
-        return tuple(dict.fromkeys(layer for layer, queries in self.asked if self._is_swept(layer, queries)))
+        return tuple(dict.fromkeys(layer for layer, queries in self.asked if is_swept(self.store, layer, queries)))
 
     @property
     def slots(self) -> int:
@@ -139,10 +135,6 @@ class NetworkQuestion:
                 if name not in first:
                     first[name] = self._first_part(name, factors)
         return torch.stack([_through(question, first) for question in self.questions]).sum(0)
-
-    def _is_swept(self, layer: str, queries: LayerQueries) -> bool:
-        info, _ = self.store.layer(layer)
-        return is_preconditioned(self.store, info) or any(self.store.is_preconditioned(name) for name in queries.biases)
 
     def _first_part(self, name: str, factors: FirstFactors) -> Tensor:
         """What is left of a first weight or bias; one that no rule explains as a whole."""
@@ -167,6 +159,29 @@ class NetworkQuestion:
             outputs = question.outputs.flatten(0, 1).double().cpu()
             parts.append((directions.double() * outputs).sum(1).unflatten(0, (self.queries, -1)).sum(1))
         return torch.stack(parts).sum(0)
+
+
+def is_swept(store: Store, layer: str, queries: LayerQueries) -> bool:
+    """Whether a rule with a preconditioner explains what a layer is asked about, so that steps are swept backwards."""
+    info, _ = store.layer(layer)
+    return is_preconditioned(store, info) or any(store.is_preconditioned(name) for name in queries.biases)
+
+
+def layer_scan(
+    store: Store, view: StoreView, layer: str, queries: LayerQueries, reductions: Sequence[Reduction]
+) -> LayerScan:
+    """The scan of a layer for contributions through its weights and the biases of the queries."""
+    of_step = step_coefficients(store, view, store.layer(layer)[0])
+    of_bias = {name: coefficients(store, name, view.horizon).of_step for name in queries.biases}
+    return LayerScan(store, layer, queries, reductions, of_step, of_bias)
+
+
+def scan_layers(
+    store: Store, view: StoreView, layer_scans: Sequence[Callable[[], LayerScan]], watch: OnProgress | None
+) -> None:
+    """Scan layers one after the other, or side by side where their slots are made by training again."""
+    for at_a_time in [layer_scans] if store.is_supplied else [[each] for each in layer_scans]:
+        scan_together(store, [make() for make in at_a_time], view, watch)
 
 
 def in_matrix_of(info: LayerInfo, name: str, question: Question) -> LayerQueries:

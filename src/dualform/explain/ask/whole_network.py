@@ -33,7 +33,7 @@ def ask_network(
 
     With a ``layer`` only what that layer does with its weights counts.
     """
-    question = _network_question(store, ask, asked, layer)
+    question = question_to_network(store, ask, asked, layer)
     place = "" if layer is None else question.questions[0].module.name
     names = [name for name, _ in question.asked]
     groups = {column: group_slots(store, names, column) for column in asked.by}
@@ -69,7 +69,10 @@ def ask_network(
     return ScanAnswers(found.hits, answers, timeline, found.hits_by)
 
 
-def _network_question(store: Store, ask: AskLayer, asked: AskedQuestions, layer: str | int | None) -> NetworkQuestion:
+def question_to_network(
+    store: Store, ask: AskLayer, asked: AskedQuestions, layer: str | int | None
+) -> NetworkQuestion:  # fmt: skip
+    """The question to all layers that can be asked, or to one."""
     if layer is not None:
         info, module = store.layer(layer)
         require_slots(store, info, layer, asked)

@@ -66,6 +66,19 @@ class ExampleHit(Hit):
 
 
 @dataclass(frozen=True)
+class HitOrigin:
+    """What hits were chosen from, beside the view of their memory."""
+
+    after: int = 0
+    """The last step that was left out."""
+    position: int | None = None
+    """The row of the query that counted; None: all of them."""
+    column: str | None = None
+    """The column within one of whose groups they were chosen, and that ``group``."""
+    group: Any = None
+
+
+@dataclass(frozen=True)
 class Hits(Displayed):
     """The best hits of each query, in rows of queries. All tensors are (query, rank).
 
@@ -91,6 +104,8 @@ class Hits(Displayed):
     """What a reader should know of these hits, in a sentence; or nothing."""
     folder: str = field(default="", kw_only=True, repr=False)
     """The folder of the memory that was asked."""
+    origin: HitOrigin = field(default=HitOrigin(), kw_only=True, repr=False)
+    """What the hits were chosen from."""
 
     def __len__(self) -> int:
         return self.weight.shape[0]
@@ -110,6 +125,14 @@ class Hits(Displayed):
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value[cut] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **tensors, columns=self.columns.slice(cut.start * k, k))
+
+    def first(self, k: int) -> Self:
+        """The best k hits of each query."""
+        n, kept = self.weight.shape
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value[:, :k] for name, value in own.items() if isinstance(value, Tensor)}
+        lines = np.arange(n * kept).reshape(n, kept)[:, :k].reshape(-1)
+        return replace(self, **tensors, columns=self.columns.take(lines))
 
     def _hit(self, query: int, rank: int) -> Hit:
         place = query * self.weight.shape[1] + rank

@@ -11,7 +11,7 @@ from dualform.engine import TopSlots, coefficients
 from dualform.store import LayerMatrix, Store
 
 from ..query import Question, is_preconditioned
-from .answers import SlotHits
+from .answers import HitOrigin, SlotHits
 
 
 def slot_hits(question: Question, best: TopSlots) -> SlotHits:
@@ -39,6 +39,7 @@ def slot_hits(question: Question, best: TopSlots) -> SlotHits:
         positions=_by_query(calls.positions_of(flat), n),
         visits=_by_query(visits, n),
         folder=str(question.store.path),
+        origin=HitOrigin(position=question.position),
     )
 
 

@@ -13,7 +13,7 @@ from dualform.types import Order, Per, Score
 
 from ..groups import GroupOfSlot, groups_of
 from ..notebook import PLACES
-from .answers import ExampleHits, Hits, VisitHits
+from .answers import ExampleHits, HitOrigin, Hits, VisitHits
 from .of_slots import visit_columns
 
 INDEX = "index"
@@ -61,7 +61,7 @@ class Summands:
 
     def hits(
         self, sums: Float[Tensor, "n G1"], k: int, *, layer: str, score: Score, target: str, order: Order,
-        left_out: tuple[str, ...], remark: str, of_name: int | None = None,
+        left_out: tuple[str, ...], remark: str, origin: HitOrigin, of_name: int | None = None,
     ) -> Hits:  # fmt: skip
         """The k largest of the sums (in one of the groups that they are ``within``)."""
         allowed = np.arange(self.count) if of_name is None else np.flatnonzero(self.of_name == of_name)
@@ -78,6 +78,7 @@ class Summands:
         shared: dict[str, Any] = {
             "layer": layer, "score": score, "target": target, "columns": columns,
             "left_out": left_out, "remark": remark, "folder": str(self.store.path),
+            "origin": origin,
             "weight": nothing if score == "contribution" else value,
             "contribution": value if score == "contribution" else nothing,
         }  # fmt: skip

@@ -4,6 +4,7 @@ from .displayed import Displayed
 from .hits import PLACES, hits_html, hits_lines
 from .illustrations import Illustrations, illustrate, illustrations_of
 from .markup import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from .places import places_html, places_lines
 from .png import data_address, png
 from .runs import check_html, comparison_html, influence_html
 from .spotlight import spotlight_html, spotlight_lines
@@ -36,6 +37,8 @@ __all__ = [
     "ledger_html",
     "ledger_lines",
     "memory_html",
+    "places_html",
+    "places_lines",
     "plain",
     "png",
     "same_digits",

@@ -37,7 +37,7 @@ def hits_lines(hits: "Hits") -> Iterator[str]:
             yield f"query {query}"
         rows = list(hits[query])
         for hit, value in zip(rows, _values(hits, rows)[1], strict=True):
-            noted = ", ".join(f"{visible_text(name)} {visible_text(column)}" for name, column in _noted(hit).items())
+            noted = ", ".join(f"{visible_text(name)} {visible_text(column)}" for name, column in noted_of(hit).items())
             yield f"  {value}  {noted} ({hits.when(hit)})"
     yield from hits_notes(hits)
 
@@ -96,10 +96,10 @@ def _one_query(hits: "Hits", looks: Illustrations | None) -> Markup:
     more = tag("div", f"… and {hidden} more", style="opacity:.7") if hidden > 0 else ""
     if looks is not None and looks.kind == "pictures":
         examples = [
-            (_index(hit), number, _noted(hit), hits.when(hit)) for hit, number in zip(rows, numbers, strict=True)
+            (_index(hit), number, noted_of(hit), hits.when(hit)) for hit, number in zip(rows, numbers, strict=True)
         ]
         return joined(example_tiles(looks, examples), more)
-    lines = [(_index(hit), value, _noted(hit), hits.when(hit)) for hit, value in zip(rows, values, strict=True)]
+    lines = [(_index(hit), value, noted_of(hit), hits.when(hit)) for hit, value in zip(rows, values, strict=True)]
     heading = "adds" if hits.score == "contribution" else "weight α"
     return joined(example_table(lines, looks, heading), more)
 
@@ -114,7 +114,8 @@ def _values(hits: "Hits", rows: list[Any]) -> tuple[list[float], list[str]]:
     return values, [number.lstrip("+") for number in numbers] if min(values, default=0) >= 0 else numbers
 
 
-def _noted(hit: Any) -> dict[str, Any]:
+def noted_of(hit: Any) -> dict[str, Any]:
+    """What the user noted of a hit."""
     return {name: value for name, value in hit.columns.items() if value is not None and name not in PLACES}
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
-from dualform.data import Columns, Vocabulary
+from dualform.data import Columns, Vocabulary, in_table
 from dualform.errors import QueryError
 from dualform.explain.notebook import data_address
 
@@ -53,9 +53,15 @@ class ShownExample:
     """The first marked token, or step of a series."""
     span: int = 1
     """How many tokens or steps are marked."""
+    taught: int | None = None
+    """The token that was taught at the marked one: the one that follows it in a language model."""
+    is_cut: tuple[bool, bool] = (False, False)
+    """Whether tokens before, and after, are left out."""
     numbers: tuple[float, ...] = ()
     words: tuple[str, ...] = ()
     """The columns of a row of a table, as they stand there: ``age 63``, ``colour red``."""
+    cells: tuple[tuple[str, str], ...] = ()
+    """The same, name and value apart."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,24 @@ class Examples:
             else _numbers(x, where, self.columns)
         )
 
+    def passage(self, number: int, token: int, *, taught: bool, name: str = "example") -> ShownExample:
+        """A text around the token that counts; ``taught`` marks the next one too."""
+        shown = self._text(number, token, 1, f"{name} {number}")
+        after = None if shown.mark is None or not taught else shown.mark + 1
+        return replace(shown, taught=after if after is not None and after < len(shown.tokens) else None)
+
+    def table_row(self, number: int) -> list[float | str]:
+        """A row of a table, a number or a word for each column."""
+        assert self.columns is not None
+        return self.columns.cells(self.row(number)[0])
+
+    @cached_property
+    def spreads(self) -> list[float]:
+        """The deviation of each column of numbers in a sample of the rows; 0 for columns of words."""
+        sample = [self.table_row(i) for i in range(0, len(self), max(1, len(self) // SAMPLE))]
+        columns = list(zip(*sample, strict=True))
+        return [0.0 if isinstance(cells[0], str) else float(torch.tensor(cells).std(correction=0)) for cells in columns]
+
     def shown_input(self, x: Shaped[Tensor, "..."], name: str) -> ShownExample:
         """An uploaded input in displayable form."""
         if self.kind == "image":
@@ -250,19 +274,26 @@ class Examples:
             begin = number if position is None else max(0, middle - WINDOW)
             end = number + self.length if position is None else min(len(self.inputs), middle + WINDOW)
             ids, mark = self.inputs[begin:end], None if position is None else middle - begin
+            is_cut = (begin > 0, end < len(self.inputs))
         else:
             ids, mark = self.inputs[number][: self.unpadded_length(number)], position
+            begin = max(0, mark - WINDOW) if mark is not None and mark < len(ids) else 0
+            end = len(ids) if mark is None else mark + span + WINDOW
+            is_cut = (begin > 0, end < len(ids))
+            ids, mark = ids[begin:end], None if mark is None else mark - begin
         ids = [int(i) for i in ids]
         tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
-        mark = mark if mark is not None and mark < len(tokens) else None
-        return ShownExample("text", where, tokens=tuple(tokens), mark=mark, span=span)
+        mark = mark if mark is not None and 0 <= mark < len(tokens) else None
+        return ShownExample("text", where, tokens=tuple(tokens), mark=mark, span=span, is_cut=is_cut)
 
 
 def _numbers(x: Shaped[Tensor, "..."], where: str, columns: Columns | None) -> ShownExample:
     if columns is not None and x.shape == (len(columns.features),):
         words = tuple(columns.in_words(x)[:NUMBERS])
         values = columns.unscaled(x)[:NUMBERS].tolist()
-        return ShownExample("numbers", f"{where}: {', '.join(words)}", numbers=tuple(values), words=words)
+        cells = tuple(zip(columns.names, map(in_table, columns.cells(x)), strict=True))[:NUMBERS]
+        alt = f"{where}: {', '.join(words)}"
+        return ShownExample("numbers", alt, numbers=tuple(values), words=words, cells=cells)
     values = x.flatten()[:NUMBERS].tolist()
     numbers = ", ".join(f"{value:.3g}" for value in values)
     more = " …" if x.numel() > NUMBERS else ""

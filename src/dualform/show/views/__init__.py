@@ -3,7 +3,7 @@
 from .attention import AttentionQuestion, attention
 from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
 from .heads import attention_layers
-from .prediction import ORDERS, HitUnit, PredictionQuestion, PredictionView, predict
+from .prediction import ORDERS, AskedTokens, PredictionQuestion, PredictionView, predict
 from .render import as_plain, render, style
 from .run import run, visits_of
 from .separation import (
@@ -26,13 +26,13 @@ __all__ = [
     "ORDERS",
     "ROWS",
     "SETS",
+    "AskedTokens",
     "AttentionQuestion",
     "Correctness",
     "ExamplePlace",
     "Explorer",
     "HeadTrajectory",
     "HeadsView",
-    "HitUnit",
     "PendingWork",
     "PredictionQuestion",
     "PredictionView",

@@ -11,7 +11,7 @@ from ..examples import ShownExample
 from .allocation import AllocationView, allocation
 from .explorer import ExampleHeader, ExamplePlace, Explorer, visible
 from .heads import SeenCall, attention_layers, call_of_layer
-from .prediction import PredictionQuestion, PredictionView, hit_units, predict
+from .prediction import PredictionQuestion, PredictionView, predict
 from .support import SupportTokens, support_tokens
 from .work import PendingWork
 
@@ -190,10 +190,8 @@ def _recalled(explorer: Explorer, layer: str, wanted: str | None) -> tuple[str |
 
 
 def _question(explorer: Explorer, layer: str) -> PredictionQuestion:
-    """Ask for whole examples if possible: the best single rows may all belong to the same visit."""
-    return PredictionQuestion(
-        layer=layer, k=RECALLED, each="example" if "example" in hit_units(explorer, layer) else "visit"
-    )
+    """The question about what a projection recalls."""
+    return PredictionQuestion(layer=layer, k=RECALLED)
 
 
 def side_of(count: int) -> int:

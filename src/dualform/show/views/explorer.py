@@ -204,6 +204,11 @@ class Explorer:
             return as_inputs(torch.stack([self.own[row][1] for row in rows]), self.model)
         return together(as_inputs(examples.rows(rows), self.model), examples.beside(rows), self.model)
 
+    def tensor(self, place: ExamplePlace) -> Tensor:
+        """One example as a tensor, without an axis of examples."""
+        examples = self.examples(place.set)
+        return self.own[place.row][1] if examples is None else examples.row(place.row)[0]
+
     def shown(self, place: ExamplePlace) -> ShownExample:
         """An example in the form that pages display."""
         self.need(place)
@@ -222,6 +227,17 @@ class Explorer:
         if layer is not None and position is not None:
             positions, (position, span) = self.positions(layer), self.tokens(layer, position)
         return self.train.shown(index, position=position, positions=positions, span=span, name="training example")
+
+    def passage(self, index: Any, token: int, taught: bool) -> ShownExample | None:
+        """A training text around the token that counts; None if there is no such example."""
+        if self.train is None or not isinstance(index, int) or not 0 <= index < len(self.train):
+            return None
+        return self.train.passage(index, token, taught=taught, name="training example")
+
+    def kind_of(self, place: ExamplePlace) -> str:
+        """How an example is shown: image, text, series or numbers."""
+        like = self.examples(place.set) or self.test or self.train
+        return "none" if like is None else like.kind
 
     def label(self, place: ExamplePlace) -> int | None:
         """The true class of an example; None if it is not known."""
@@ -313,12 +329,15 @@ class Explorer:
         """Estimated seconds to rebuild all weights from their slots."""
         return self.estimates.rebuilding()
 
-    def scan_seconds(self, layer: str | None, score: Score = "contribution", queries: int = 1) -> float:
-        """Estimated seconds to score the slots of a layer (None: of all layers) and to sum over training examples."""
+    def scan_seconds(self, layer: str, score: Score = "contribution", queries: int = 1) -> float:
+        """Estimated seconds to score the slots of a layer."""
+        return self.estimates.scan(layer, score, queries)
+
+    def question_seconds(self, layer: str | None, score: Score = "contribution", queries: int = 1) -> float:
+        """Estimated seconds of a question to a layer, or to the whole network, with sums over training examples."""
         groups = len(self.counts(self.index)) if self.index in self.columns else 1
-        asks_last_token = (
-            score != "contribution" and (like := self.test or self.train) is not None and like.kind == "text"
-        )
+        like = self.test or self.train
+        asks_last_token = score != "contribution" and like is not None and like.kind == "text"
         return self.estimates.scan(layer, score, queries, groups=groups, rows=1 if asks_last_token else 0)
 
     def sums_seconds(self, layer: str | None, column: str, queries: int = 1) -> float:

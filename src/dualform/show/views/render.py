@@ -4,15 +4,21 @@ from dataclasses import asdict, is_dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dualform.svm.expansion import power
 
-from ..text import plain, same_digits, size
+from ..text import size
+from .numbers import duration, minus, number, percent, signed, signed_alike
 
 FOLDER = Path(__file__).parent
+PARTS = ("numbers", "charts", "examples", "answers", "attention", "heads", "pending")
+"""The files of macros that all pages share, in templates/parts."""
+
+LEVELS = 10
 
 
 @cache
@@ -29,15 +35,17 @@ def environment() -> Environment:
         "bytes": size,
         "duration": duration,
         "first_up": lambda text: text[:1].upper() + text[1:],
+        "levels": levels,
         "minus": minus,
+        "number": number,
         "percent": percent,
-        "plain": plain,
         "power": power,
-        "same_digits": lambda values: [minus(text) for text in same_digits(values)],
-        "stacked": stacked,
-        "signed": lambda value, least=2: minus(same_digits([value], least)[0]),
+        "signed": signed,
+        "signed_alike": signed_alike,
     }
-    templates.globals["ui"] = templates.get_template("macros.html").module
+    modules = [templates.get_template(f"parts/{name}.html").module for name in PARTS]
+    macros = {name: macro for module in modules for name, macro in vars(module).items() if callable(macro)}
+    templates.globals["ui"] = SimpleNamespace(**macros)
     return templates
 
 
@@ -64,41 +72,7 @@ def as_plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | type(None)) else str(value)
 
 
-def stacked(view: Any) -> dict[str, Any]:
-    """The bars of a timeline: one group and all others, stacked if they have the same sign."""
-    time = view.time
-    own = time.own or (0.0,) * len(time.others)
-    ups = [max(own_value, 0) + max(other_value, 0) for own_value, other_value in zip(own, time.others, strict=True)]
-    downs = [min(own_value, 0) + min(other_value, 0) for own_value, other_value in zip(own, time.others, strict=True)]
-    high, low, wide = max(ups), min(downs), 600 / len(ups)
-    unit = 120 / ((high - low) or 1)
-    zero, bars = 5 + unit * high, []
-    for i, pair in enumerate(zip(own, time.others, strict=True)):
-        up = down = 0.0
-        for kind, value in zip(("plus", "minus"), pair, strict=True):
-            kind = kind if time.own else "plus" if value >= 0 else "minus"
-            begin = up if value >= 0 else down
-            top = begin + value if value >= 0 else begin
-            bars.append({
-                "kind": kind, "x": round(i * wide + 1, 2), "width": round(max(0.5, wide - 2), 2),
-                "y": round(zero - unit * top, 2), "height": round(unit * abs(value), 2),
-            })  # fmt: skip
-            up, down = (up + value, down) if value >= 0 else (up, down + value)
-    return {"bars": [bar for bar in bars if bar["height"]], "zero": round(zero, 2)}
-
-
-def minus(text: str) -> str:
-    """The text with real minus signs in place of hyphens."""
-    return text.replace("-", "−")
-
-
-def percent(value: float) -> str:
-    """A fraction as per cent."""
-    return f"{100 * value:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a readable unit."""
-    if seconds < 10:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 5) * 5:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+def levels(values: tuple[float, ...]) -> str:
+    """Numbers as whole levels from −10 to 10, relative to the largest, for scripts to colour by."""
+    most = max((abs(value) for value in values), default=0.0)
+    return ",".join(str(round(LEVELS * value / most)) for value in values) if most else ""

@@ -13,7 +13,7 @@ import torch
 
 from dualform.errors import DualformError, QueryError, require
 from dualform.svm.expansion import By
-from dualform.types import Order, Score
+from dualform.types import Order, Per, Score
 
 from ..examples import read_picture
 from ..inputs import as_inputs
@@ -22,11 +22,11 @@ from ..views import (
     ORDERS,
     ROWS,
     SETS,
+    AskedTokens,
     AttentionQuestion,
     Correctness,
     ExamplePlace,
     Explorer,
-    HitUnit,
     PendingWork,
     PredictionQuestion,
     SeparationQuestion,
@@ -87,7 +87,8 @@ class Pages:
             order=fields.one_of("order", get_args(Order)) or "largest",
             target=None if fields.text("target") == "rather" else fields.number("target"),
             rather=fields.text("target") == "rather", k=fields.number("k", 12), step=fields.number("step"),
-            by=fields.text("by"), each=fields.one_of("each", get_args(HitUnit)),
+            by=fields.text("by"), per=fields.one_of("per", get_args(Per)), after=fields.number("after", 0),
+            token=AskedTokens.read(fields.text("token")),
         )  # fmt: skip
         view = predict(self.explorer, place, question)
         return self._page(request, "prediction.html", "Prediction", view, orders=ORDERS)

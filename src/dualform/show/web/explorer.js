@@ -17,6 +17,7 @@ async function show(address, { push = true } = {}) {
     const newMain = page.getElementById("main");
     if (!newMain) { location.href = address; return; }
     document.title = page.title;
+    for (const opened of document.querySelectorAll("details[id][open]")) { const again = page.getElementById(opened.id); if (again) again.open = true; }
     main().replaceWith(document.adoptNode(newMain));
     for (const part of ["header", "footer"]) document.querySelector(part).replaceWith(document.adoptNode(page.querySelector(part)));
     const moved = new URL(address, location.href).pathname !== location.pathname;
@@ -48,6 +49,59 @@ function addressOf(form) {
 function begin() {
   const canvas = document.querySelector("[data-draw]");
   if (canvas) drawable(canvas);
+  for (const title of document.querySelectorAll(".mark > title")) {  // shown at once in place of the browser's slow tip
+    title.parentNode.dataset.says = title.textContent;
+    title.remove();
+  }
+  for (const passage of document.querySelectorAll(".text.small")) {
+    const mark = passage.querySelector("mark");
+    if (mark) passage.scrollTop = mark.offsetTop - passage.offsetTop - passage.clientHeight / 3;
+  }
+}
+
+// Charts: what a bar says, beside the pointer.
+const tip = document.createElement("div");
+tip.className = "tip"; tip.hidden = true; tip.setAttribute("aria-hidden", "true");
+document.body.append(tip);
+function point(event) {
+  const mark = event.target.closest && event.target.closest("[data-says]");
+  tip.hidden = !mark;
+  if (!mark) return;
+  tip.textContent = mark.dataset.says;
+  const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
+  tip.style.left = Math.max(8, left) + "px";
+  tip.style.top = (event.clientY > 60 ? event.clientY - 36 : event.clientY + 20) + "px";
+}
+document.addEventListener("pointermove", point);
+document.addEventListener("pointerdown", point);
+document.addEventListener("scroll", () => { tip.hidden = true; }, true);
+
+// Texts: a passage shows which tokens of the input it speaks to, a token shows its passages.
+const levelsOf = figure => figure.dataset.speaks.split(",").map(Number);
+function colour(levels) {
+  for (const token of document.querySelectorAll("[data-tokens] [data-token]")) {
+    token.dataset.own = token.dataset.own || token.className;
+    const level = levels ? levels[token.dataset.token] || 0 : null;
+    token.className = level === null ? token.dataset.own : (token.dataset.own.includes("is-asked") ? "is-asked " : "") + "at-" + Math.abs(level) + (level < 0 ? " against" : "");
+  }
+}
+function choose(token) {
+  for (const figure of document.querySelectorAll("[data-speaks]")) {
+    const level = token === null ? 0 : Math.abs(levelsOf(figure)[token] || 0);
+    figure.classList.toggle("is-near", level >= 5);
+    figure.classList.toggle("faint", token !== null && level === 0);
+  }
+}
+for (const [begin, end] of [["pointerover", "pointerout"], ["focusin", "focusout"]]) {
+  document.addEventListener(begin, event => {
+    const figure = event.target.closest("[data-speaks]"), token = event.target.closest("[data-tokens] [data-token]");
+    if (figure) colour(levelsOf(figure));
+    if (token) choose(Number(token.dataset.token));
+  });
+  document.addEventListener(end, event => {
+    if (event.target.closest("[data-speaks]")) colour(null);
+    if (event.target.closest("[data-tokens] [data-token]")) choose(null);
+  });
 }
 
 let sending = false;
@@ -107,6 +161,15 @@ document.addEventListener("submit", event => {
 });
 
 document.addEventListener("click", event => {
+  const token = event.target.closest("a[data-token]"), asked = document.querySelector(".tokens [aria-current]");
+  if (token && event.shiftKey && asked) {  // a span from the token that is asked about
+    event.preventDefault();
+    const ends = [Number(asked.dataset.token), Number(token.dataset.token)].sort((a, b) => a - b);
+    const address = new URL(token.href);
+    address.searchParams.set("token", ends.join("-"));
+    show(address.pathname + address.search);
+    return;
+  }
   const link = event.target.closest("a[data-live]");
   if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) { event.preventDefault(); show(link.getAttribute("href")); }
   if (event.target.closest("[data-ask-text]")) bring("/own/text", document.querySelector("[data-text]").value);
