@@ -449,7 +449,7 @@ def test_short_work_is_started_by_opening_its_page(text_explorer):
 
 def test_long_work_waits_for_a_click_and_can_be_stopped(text_explorer, monkeypatch):
     text_explorer.work_queue.patience = 0.0
-    monkeypatch.setattr(Explorer, "scan_seconds", lambda *args, **options: 300.0)
+    monkeypatch.setattr(Explorer, "question_seconds", lambda *args, **options: 300.0)
     with serving(text_explorer) as served:
         page = served.get("/prediction/test/40?layer=output")
         (name,) = re.findall(r'data-pending="(\w+)"', page.text)

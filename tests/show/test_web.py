@@ -35,7 +35,7 @@ PAGES = [
     "/prediction/test/3",
     "/prediction/test/3?layer=fc1&score=abs&order=magnitude&by=index&k=3",
     "/prediction/test/3?step=20&target=4",
-    "/prediction/test/3?target=rather&each=visit",
+    "/prediction/test/3?target=rather&per=visit",
     "/prediction/test/3?step=0",
     "/prediction/train/17",
     "/what-if/test/3",
@@ -67,7 +67,7 @@ def test_pages_load_nothing_from_elsewhere_and_keep_the_rules(served, path):
     for name, value in HEADERS.items():
         assert page.headers[name] == value
     addresses = re.findall(r'(?:src|href|action)="([^"]*)"', page.text)
-    assert addresses and all(each.startswith(("/", "data:image/png;base64,", "#")) for each in addresses)
+    assert addresses and all(each.startswith(("/", "?", "data:image/png;base64,", "#")) for each in addresses)
     assert "style=" not in page.text and "onclick" not in page.text and "<script>" not in page.text
     assert page.text.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', page.text))
     assert "unsafe" not in page.headers["content-security-policy"]
@@ -148,7 +148,7 @@ def test_attention_has_a_page(attention_explorer):
 
 HOSTILE = [
     "/prediction/test/-1", "/prediction/test/500", "/prediction/test/999999999999999999999", "/prediction/test/3x",
-    "/prediction/test/%C2%B2", "/prediction/test/3?k=%C2%B2", "/prediction/test/3?k=0", "/prediction/test/3?each=x",
+    "/prediction/test/%C2%B2", "/prediction/test/3?k=%C2%B2", "/prediction/test/3?k=0", "/prediction/test/3?per=x",
     "/prediction/../../etc/passwd", "/prediction/..%2f..%2fetc/passwd", "/prediction/own/0", "/prediction/secret/0",
     "/prediction/test/3?layer=fc9", "/prediction/test/3?layer=../../x", "/prediction/test/3?score=__class__",
     "/prediction/test/3?k=1e9", "/prediction/test/3?k=301", "/prediction/test/3?step=61", "/prediction/test/3?step=nan",
