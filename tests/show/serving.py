@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dualform.show.views.explorer import Explorer
+from dualform.show.web.opening import Opening
 from dualform.show.web.serve import make_server
 
 
@@ -56,16 +57,17 @@ class Served:
 
 
 @contextmanager
-def serving(explorer: Explorer, host: str = "127.0.0.1", token: str | None = None) -> Iterator[Served]:
-    """Serve an explorer on a free port while the block runs."""
+def serving(explorer: Explorer | Opening, host: str = "127.0.0.1", token: str | None = None) -> Iterator[Served]:
+    """Serve an explorer, or one that is being opened, on a free port while the block runs."""
     server, address = make_server(explorer, host, 0, token)
     thread = threading.Thread(target=lambda: server.run(sockets=[server.dualform_socket]), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield Served(explorer, address)
+        yield Served(explorer, address)  # type: ignore[arg-type]
     finally:
         server.should_exit = True
         thread.join(10)
-        explorer.work_queue.close()
+        if isinstance(explorer, Explorer):
+            explorer.work_queue.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.show.views.charts import Curve, Scale, bar_chart, line_chart, stacked_chart, ticks_of
+from dualform.show.views.charts import Curve, ChartScale, bar_chart, line_chart, stacked_chart, ticks_of
 from dualform.show.views.numbers import number, percent, signed, signed_alike
 
 FINITE = st.floats(-1e12, 1e12, allow_nan=False)
@@ -56,7 +56,7 @@ def test_what_is_not_a_number_and_what_is_nearly_all():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(2, 9))
 def test_ticks_are_round_and_few_and_where_they_say(values, most):
-    scale = Scale.around(values)
+    scale = ChartScale.around(values)
     ticks = ticks_of(scale, most)
     assert len(ticks) <= most + 1
     for tick in ticks:

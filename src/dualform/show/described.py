@@ -13,9 +13,9 @@ from dualform.data import Columns, Vocabulary, load_vocabulary
 from dualform.errors import DataNotFound, ModelMismatch, QueryError
 from dualform.explain import Memory, open_memory
 from dualform.explain.weights import first_difference
-from dualform.store import Recipe, RecipeSource
+from dualform.store import Manifest, Recipe, RecipeSource, load_manifest
 
-from .consent import require_consent
+from .consent import is_own, require_consent
 from .examples import Examples, load_examples
 from .factory import make_model
 from .views import Explorer, WorkQueue
@@ -172,24 +172,66 @@ class Described:
 
     def _ask_for_consent(self) -> None:
         """Raise an error unless the user agreed to the code that the recipe names and no option replaces."""
-        options, recipe = self.options, self.recipe
-        sources = [source and source.factory for source in (recipe.train, recipe.test)]
-        replaced = {"model": options.model, "train": options.train, "test": options.test}
-        typed = [name for name in replaced.values() if name is not None]
-        named = zip(
-            (recipe.model, *sources), (self.held.get(role, name) for role, name in replaced.items()), strict=True
-        )
-        factories = [name for name, other in named if name is not None and other is None]
-        require_consent(
-            self.memory.path, recipe, factories, trust=self.trust, typed=typed,
-            model_flag=options.model_flag.partition(" ")[0], trust_flag=options.trust_flag,
-        )  # fmt: skip
+        _require_agreement(self.memory.path, self.recipe, self.options, self.trust, self.held)
+
+
+@dataclass(frozen=True)
+class MemoryToOpen:
+    """A memory that is not open yet, of which only the manifest was read, with the options of a command."""
+
+    path: Path
+    options: DataOptions
+    trust: bool = False
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the memory says of itself."""
+        return load_manifest(self.path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the model is made and where the examples are."""
+        return self.manifest.recipe or Recipe()
+
+    @property
+    def is_own_network(self) -> bool:
+        """Whether the model is one of dualform's own, so that no other code is imported."""
+        name = self.options.model or self.recipe.model
+        return name is not None and is_own(name)
+
+    def name_of(self, role: Role) -> str | None:
+        """The file or factory of the training or test examples; None if nobody said where they are."""
+        option, source = (getattr(place, role) for place in (self.options, self.recipe))
+        return option or (None if source is None else source.at(self.path))
+
+    def open(self) -> Described:
+        """Open the memory, with its recipe and the options that win over it."""
+        memory = open_memory(self.path)
+        return Described(memory, self.options, self.trust, memory.recipe or Recipe())
+
+    def require_consent(self) -> None:
+        """Raise an error unless the user agreed to the code that the recipe names and no option replaces."""
+        _require_agreement(self.path, self.recipe, self.options, self.trust)
 
 
 def described(path: Path, options: DataOptions, trust: bool = False) -> Described:
     """Open a memory, with its recipe and the options that win over it."""
-    memory = open_memory(path)
-    return Described(memory, options, trust, memory.recipe or Recipe())
+    return MemoryToOpen(path, options, trust).open()
+
+
+def _require_agreement(
+    path: Path, recipe: Recipe, options: DataOptions, trust: bool, held: Mapping[str, Any] | None = None
+) -> None:
+    sources = [source and source.factory for source in (recipe.train, recipe.test)]
+    replaced = {"model": options.model, "train": options.train, "test": options.test}
+    typed = [name for name in replaced.values() if name is not None]
+    others = ((held or {}).get(role, name) for role, name in replaced.items())
+    named = zip((recipe.model, *sources), others, strict=True)
+    factories = [name for name, other in named if name is not None and other is None]
+    require_consent(
+        path, recipe, factories, trust=trust, typed=typed,
+        model_flag=options.model_flag.partition(" ")[0], trust_flag=options.trust_flag,
+    )  # fmt: skip
 
 
 def described_objects(

@@ -18,7 +18,7 @@ from dualform.explain import open_memory
 from dualform.progress import quietly
 from dualform.types import Per, Score
 
-from ..described import Described
+from ..described import Described, MemoryToOpen
 from ..examples import load_examples, load_vocabulary
 from ..factory import load_weights, make_model
 from ..inputs import parse_rows, together
@@ -288,9 +288,9 @@ def report(
 
 
 @app.command(epilog=SERVE)
-@takes_data()
+@takes_data(opened=False)
 def serve(
-    source: Described,
+    source: MemoryToOpen,
     host: Annotated[
         str, Option(help="Address to listen on. Other than on this machine, visitors need a token.")
     ] = "127.0.0.1",
@@ -299,12 +299,19 @@ def serve(
         str | None,
         Option(envvar="DUALFORM_TOKEN", help="Access token for visitors; generated and printed if one is needed."),
     ] = None,
+    token_file: Annotated[
+        Path | None, Option(help="File with the access token, which other users then do not see in the process list.")
+    ] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
     """Explore a memory in the browser: what predictions are made of, and what they would be without some training."""
+    from ..web import opening_from_disk, token_in
     from ..web import serve as listen
 
-    listen(source.explorer(), host, port, token, browser, _console())
+    source.require_consent()
+    if token_file is not None:
+        token = token_in(token_file)
+    listen(opening_from_disk(source), host, port, token, browser, _console())
 
 
 EVALUATE = f"""[bold]Example:[/]

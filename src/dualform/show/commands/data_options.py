@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..described import DataOptions, described
+from ..described import DataOptions, MemoryToOpen
 
 MemoryPath = Annotated[Path, Argument(help="Folder of a memory written by dualform.record.", show_default=False)]
 ModelOption = Annotated[
@@ -54,11 +54,12 @@ BEHIND: dict[str, Any] = {
 
 
 def takes_data(
-    *, train: str = "data", test: str | None = "test", without: tuple[str, ...] = ()
+    *, train: str = "data", test: str | None = "test", without: tuple[str, ...] = (), opened: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command whose first parameter is a ``Described`` the options that make one.
 
-    ``train`` and ``test`` name the options for the two kinds of examples. Without ``test`` there is none for these.
+    ``train`` and ``test`` name the options for the two kinds of examples. Without ``test`` there is none for these. A
+    command that opens the memory itself, not ``opened``, gets a ``MemoryToOpen``.
     """
     names = {role: name for role, name in (("train", train), ("test", test)) if name is not None}
     kinds: dict[str, Any] = {"train": TrainingOption, "test": TestsOption}
@@ -73,7 +74,8 @@ def takes_data(
             told = {name: values.pop(name) for name in options}
             trust = told.pop("trust")
             told |= {role: told.pop(name) for role, name in names.items()}
-            command(described(path, DataOptions(**told, flags=flags), trust), **values)
+            source = MemoryToOpen(path, DataOptions(**told, flags=flags), trust)
+            command(source.open() if opened else source, **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         _, *own = inspect.signature(command, eval_str=True).parameters.values()

@@ -18,6 +18,7 @@ from .separation import (
     through_of,
     view_of,
 )
+from .timed_progress import TimedProgress
 from .training import (
     Correctness,
     MapView,
@@ -36,7 +37,7 @@ from .training import (
     training_summary,
 )
 from .what_if import REMOVED, WhatIfMasks, WhatIfView, ledger_of, ledger_of_time, what_if
-from .work import PendingWork, WorkQueue
+from .work import PendingWork, WorkQueue, pending_in
 
 __all__ = [
     "BATCH",
@@ -52,7 +53,6 @@ __all__ = [
     "Explorer",
     "HeadTrajectory",
     "HeadsView",
-    "HitUnit",
     "MapView",
     "PendingWork",
     "PredictionQuestion",
@@ -62,6 +62,7 @@ __all__ = [
     "Showing",
     "SortOrder",
     "Subset",
+    "TimedProgress",
     "TrainingSetQuestion",
     "TrainingSetView",
     "TrainingSummary",
@@ -74,6 +75,7 @@ __all__ = [
     "example_map",
     "ledger_of",
     "ledger_of_time",
+    "pending_in",
     "predict",
     "render",
     "reports_with",

@@ -1,11 +1,10 @@
-"""The explorer: a memory, its network, the examples to ask about, and the estimates of how long an answer takes."""
+"""The explorer: a memory, its network, and the examples to ask about."""
 
 import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,16 @@ from torch import Tensor, nn
 
 from dualform.attention import ScaledHeadAttention
 from dualform.errors import QueryError
-from dualform.explain import Memory, ReplayedRun, Spotlight, is_preconditioned
+from dualform.explain import Memory, ReplayedRun, Spotlight
 from dualform.explain.query import run_model, shadow_of
 from dualform.progress import Progress
 from dualform.store import outside_inference_mode
-from dualform.types import LayerInfo
+from dualform.types import LayerInfo, Score
 
 from ..examples import Examples, ShownExample
 from ..inputs import as_inputs, together
 from ..text import need_logits
+from .estimates import Estimates
 from .selection import Selection
 from .work import PendingWork, WorkQueue
 
@@ -330,43 +330,37 @@ class Explorer:
     # ------------------------------------------------------------------------------------------- how long
 
     @cached_property
-    def speed(self) -> float:
-        """Floating point operations per second in a matrix product, measured once."""
-        left, right = torch.randn(512, 2048), torch.randn(2048, 512)
-        torch.mm(left, right)
-        start = perf_counter()
-        for _ in range(4):
-            torch.mm(left, right)
-        return 4 * 2 * 512 * 2048 * 512 / max(1e-6, perf_counter() - start)
+    def estimates(self) -> Estimates:
+        """How many seconds questions to the memory take."""
+        return Estimates(self.memory.store, self.positions)
 
     @property
     def rebuild_seconds(self) -> float:
         """Estimated seconds to rebuild all weights from their slots."""
-        return REBUILD * sum(self._operations(layer) for layer in self.memory.store.manifest.layers) / self.speed
+        return self.estimates.rebuilding()
 
-    def scan_seconds(self, layer: str, score: str, queries: int = 1) -> float:
-        """Estimated seconds to scan the slots of a layer, or to sweep backwards under a preconditioned rule."""
-        info, store = self.info(layer), self.memory.store
-        slots = store.slots(info.name)
-        if score == "contribution" and self.is_swept(layer):
-            return SWEEP * self._operations(info) / self.speed + SWEEP_STEP * self.memory.step + slots * queries * 2e-6
-        numbers = info.key_size + (info.d_out if score == "contribution" else 0)
-        return slots * numbers * (READ_NUMBER + 2 * queries / self.speed)
+    def scan_seconds(self, layer: str, score: Score = "contribution", queries: int = 1) -> float:
+        """Estimated seconds to score the slots of a layer."""
+        return self.estimates.scan(layer, score, queries)
 
-    def question_seconds(self, layer: str | None, score: str, queries: int = 1) -> float:
-        """Estimated seconds of a question to a layer, or to the whole network."""
-        layers = self.layers if layer is None else (layer,)
-        return sum(self.scan_seconds(name, score, queries) for name in layers)
+    def question_seconds(self, layer: str | None, score: Score = "contribution", queries: int = 1) -> float:
+        """Estimated seconds of a question to a layer, or to the whole network, with sums over training examples."""
+        groups = len(self.counts(self.index)) if self.index in self.columns else 1
+        like = self.test or self.train
+        asks_last_token = score != "contribution" and like is not None and like.kind == "text"
+        return self.estimates.scan(layer, score, queries, groups=groups, rows=1 if asks_last_token else 0)
+
+    def sums_seconds(self, layer: str | None, column: str, queries: int = 1) -> float:
+        """Estimated seconds to sum contributions over the groups of a column, and nothing else."""
+        return self.estimates.sums(layer, len(self.counts(column)), queries)
+
+    def ledger_seconds(self, groups: int) -> float:
+        """Estimated seconds to make a ledger of some groups."""
+        return self.estimates.ledger(groups)
 
     def is_swept(self, layer: str) -> bool:
         """Whether contributions of a layer need a backward sweep, because its rule is preconditioned."""
-        return is_preconditioned(self.memory.store, self.info(layer))
-
-    def _operations(self, info: LayerInfo) -> float:
-        """Floating point operations to sum the slots of a layer."""
-        if info.in_ledger:
-            return 0.0
-        return 2.0 * self.memory.store.slots(info.name) * info.d_out * (1 if info.indexed else info.width)
+        return self.estimates.is_swept(self.info(layer))
 
     def fork(self) -> "Explorer":
         """An explorer with its own copy of the network, for work in another thread."""
@@ -383,10 +377,3 @@ def visible(token: str) -> str:
 
 
 SPACES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-
-READ_NUMBER = 0.6e-9
-"""Seconds to read one number of a slot."""
-
-REBUILD, SWEEP, SWEEP_STEP = 1.6, 20.0, 6e-3
-"""Measured cost factors: summing slots and sweeping a preconditioned rule, relative to the bare matrix products, and
-the seconds that each step of a sweep adds."""

@@ -16,7 +16,7 @@ from .explorer import visible
 from .numbers import duration, minus, number, percent, signed, signed_alike
 
 FOLDER = Path(__file__).parent
-PARTS = ("numbers", "charts", "examples", "answers", "attention", "heads")
+PARTS = ("numbers", "charts", "examples", "answers", "attention", "heads", "pending")
 """The files of macros that all pages share, in templates/parts."""
 
 LEVELS = 10

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlencode
@@ -40,6 +41,7 @@ from ..views import (
     example_map,
     ledger_of,
     ledger_of_time,
+    pending_in,
     predict,
     render,
     run,
@@ -55,6 +57,7 @@ from ..views import (
 )
 from .fields import AddressFields, is_whole_number
 from .guard import LOOPBACK, Guard
+from .opening import first_question
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -259,11 +262,17 @@ class Pages:
         """The progress of pending work."""
         return self._state(self.explorer.work_queue.state(request.path_params["name"]))
 
+    def stop(self, request: "Request") -> "Response":
+        """Stop work that was started, or take it out of the line."""
+        return self._state(self.explorer.work_queue.stop(request.path_params["name"]))
+
     # ------------------------------------------------------------------------------------------- responses
 
     def _page(self, request: "Request", template: str, tab: str, view: Any, **more: Any) -> "Response":
         """A view as a page, or as JSON if the address ends in ``.json``."""
         path, query = request.url.path, request.url.query
+        for work in pending_in(view):
+            self.explorer.work_queue.start(work.name, by_itself=True)
         if path.endswith(".json"):
             return self.responses.JSONResponse(as_plain(view))
         if isinstance(view, PendingWork):
@@ -363,14 +372,19 @@ class Pages:
 
     def _state(self, work: PendingWork | None) -> "Response":
         if work is None:
-            return self.responses.JSONResponse({"state": "done", "share": 1.0}, 200)
-        return self.responses.JSONResponse({**as_plain(work), "left": work.left, "begun": None})
+            return self.responses.JSONResponse({"state": "done", "share": 1.0, "left": 0.0, "says": ""})
+        return self.responses.JSONResponse({**as_plain(work), "says": work.says})
 
 
 def make_app(
     explorer: Explorer, hosts: Sequence[str] = LOOPBACK, token: str | None = None, framed: bool = False
 ) -> Guard:
     """The application behind its access control."""
+    return Guard(make_pages(explorer), tuple(hosts), token, framed)
+
+
+def make_pages(explorer: Explorer) -> Any:
+    """All pages of an explorer, without access control."""
     routing, applications = require("starlette.routing", "web"), require("starlette.applications", "web")
     responses, exceptions = require("starlette.responses", "web"), require("starlette.exceptions", "web")
     pages, route = Pages(explorer), routing.Route
@@ -399,24 +413,49 @@ def make_app(
         route("/own/picture", pages.picture, methods=["POST"]),
         route("/own/text", pages.text, methods=["POST"]),
         route("/work/{name}.json", pages.state),
+        route("/work/{name}/stop", pages.stop, methods=["POST"]),
         route("/work/{name}", pages.start, methods=["POST"]),
-        route("/static/style.css", static(style(), "text/css; charset=utf-8")),
-        route("/static/explorer.js", static((HERE / "explorer.js").read_text(encoding="utf-8"), "text/javascript")),
-        route("/static/icon.svg", static((HERE / "icon.svg").read_text(encoding="utf-8"), "image/svg+xml")),
+        *(route(path, static(*file)) for path, file in static_files().items()),
     ]
     handlers = {exceptions.HTTPException: pages.missing, DualformError: pages.problem, Exception: pages.problem}
-    return Guard(applications.Starlette(routes=routes, exception_handlers=handlers), tuple(hosts), token, framed)
+    return applications.Starlette(routes=routes, exception_handlers=handlers)
+
+
+@cache
+def static_files() -> dict[str, tuple[str, str]]:
+    """The files that pages load, by their addresses: text and media type."""
+
+    def script(name: str) -> tuple[str, str]:
+        return (HERE / name).read_text(encoding="utf-8"), "text/javascript"
+
+    icon = (HERE / "icon.svg").read_text(encoding="utf-8")
+    return {
+        "/static/style.css": (style(), "text/css; charset=utf-8"),
+        "/static/explorer.js": script("explorer.js"),
+        "/static/waiting.js": script("waiting.js"),
+        "/static/icon.svg": (icon, "image/svg+xml"),
+    }
+
+
+BACKGROUND = 60.0
+"""Ledgers that take at most so many seconds are made before anybody asks for them."""
 
 
 def warm_up(explorer: Explorer) -> None:
     """Ask once, so that the first visitor does not wait, and start the ledgers that masks need in the background."""
-    first = next((name for name in ("test", "train") if explorer.count(name)), None)
-    for layer in reversed(explorer.layers):
-        if first is not None and not explorer.is_swept(layer):
-            predict(explorer, ExamplePlace(first, 0), PredictionQuestion(layer))
-    for ledger in (ledger_of(explorer, explorer.columns[0]), ledger_of_time(explorer)):
-        if isinstance(ledger, PendingWork):
-            explorer.work_queue.start(ledger.name)
+    first_question(explorer)
+    prepare(explorer)
+
+
+def prepare(explorer: Explorer) -> None:
+    """Make the ledgers that masks need, in the background and after all that visitors ask for."""
+    for make in (lambda: ledger_of(explorer, explorer.columns[0]), lambda: ledger_of_time(explorer)):
+        try:
+            ledger = make()
+        except DualformError:  # the page that needs it says why there is none
+            continue
+        if isinstance(ledger, PendingWork) and ledger.seconds <= BACKGROUND:
+            explorer.work_queue.start(ledger.name, behind=True)
 
 
 def next_mistake(explorer: Explorer, place: ExamplePlace) -> ExamplePlace | None:

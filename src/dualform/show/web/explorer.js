@@ -47,10 +47,6 @@ function addressOf(form) {
 
 // Attach the handlers of new content.
 function begin() {
-  for (const work of document.querySelectorAll("[data-work]")) {
-    work.querySelector("[data-start]").addEventListener("click", () => start(work));
-    if (work.dataset.state === "running") wait(work);
-  }
   const canvas = document.querySelector("[data-draw]");
   if (canvas) drawable(canvas);
   for (const title of document.querySelectorAll(".mark > title")) {  // shown at once in place of the browser's slow tip
@@ -106,24 +102,6 @@ for (const [begin, end] of [["pointerover", "pointerout"], ["focusin", "focusout
     if (event.target.closest("[data-speaks]")) colour(null);
     if (event.target.closest("[data-tokens] [data-token]")) choose(null);
   });
-}
-
-async function start(work) {
-  await fetch("/work/" + work.dataset.work, { method: "POST", headers });
-  wait(work);
-}
-
-async function wait(work) {
-  work.querySelector("[data-start]").disabled = true;
-  while (document.contains(work)) {
-    const response = await fetch("/work/" + work.dataset.work + ".json", { headers });
-    const state = response.ok ? await response.json() : { state: "done" };
-    work.querySelector("progress").value = state.share || 0;
-    if (state.state === "done") { show(location.href, { push: false }); return; }
-    if (state.state === "failed") { work.querySelector("[data-left]").textContent = state.error; work.querySelector("[data-start]").disabled = false; return; }
-    work.querySelector("[data-left]").textContent = "about " + Math.max(1, Math.round(state.left)) + " s left";
-    await new Promise(done => setTimeout(done, 400));
-  }
 }
 
 let sending = false;

@@ -3,14 +3,14 @@
 from .bars import bar_chart, stacked_chart
 from .chart import Chart, ChartBar, ChartLine, Tick
 from .curves import Curve, line_chart
-from .scale import Scale, ticks_of
+from .scale import ChartScale, ticks_of
 
 __all__ = [
     "Chart",
     "ChartBar",
     "ChartLine",
     "Curve",
-    "Scale",
+    "ChartScale",
     "Tick",
     "bar_chart",
     "line_chart",

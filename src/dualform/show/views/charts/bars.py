@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..numbers import signed_alike
 from .chart import Chart, ChartBar
-from .scale import Scale, ticks_of
+from .scale import ChartScale, ticks_of
 
 GAP = 0.12
 """The part of a bar's place that stays free, where there are few bars."""
@@ -15,13 +15,13 @@ def bar_chart(
     hrefs: Sequence[str] = (), first: int = 1,
 ) -> Chart:  # fmt: skip
     """One bar for each value, side by side; colours stand for the sign. ``says`` is what each bar tells."""
-    scale, wide = Scale.around(values), 100 / max(1, len(values))
+    scale, wide = ChartScale.around(values), 100 / max(1, len(values))
     gap = GAP * wide if len(values) <= 80 else 0.0
     bars = [
         _bar(scale, i * wide + gap / 2, wide - gap, 0.0, value, _sign(value), says[i], hrefs[i] if hrefs else "")
         for i, value in enumerate(values)
     ]
-    places = ticks_of(Scale(first - 0.5, first + len(values) - 0.5), 8, upwards=False, whole=True)
+    places = ticks_of(ChartScale(first - 0.5, first + len(values) - 0.5), 8, upwards=False, whole=True)
     return Chart(alt, places, ticks_of(scale, 5), x_name, y_name, bars, zero=scale.down(0.0))
 
 
@@ -33,7 +33,7 @@ def stacked_chart(
     count = len(edges) - 1
     ups = [sum(max(0.0, values[i]) for *_, values in groups) for i in range(count)]
     downs = [sum(min(0.0, values[i]) for *_, values in groups) for i in range(count)]
-    scale, time = Scale.around([*ups, *downs]), Scale(edges[0], max(edges[-1], edges[0] + 1))
+    scale, time = ChartScale.around([*ups, *downs]), ChartScale(edges[0], max(edges[-1], edges[0] + 1))
     bars = []
     for i in range(count):
         up = down = 0.0
@@ -62,7 +62,7 @@ def _sign(value: float) -> str:
 
 
 def _bar(
-    scale: Scale, x: float, width: float, begin: float, end: float, kind: str, says: str, href: str
+    scale: ChartScale, x: float, width: float, begin: float, end: float, kind: str, says: str, href: str
 ) -> ChartBar:  # fmt: skip
     top, bottom = scale.down(max(begin, end)), scale.down(min(begin, end))
     return ChartBar(round(x, 3), top, round(max(width, 0.05), 3), round(max(bottom - top, 0.0), 3), kind, says, href)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ..numbers import number
 from .chart import Chart, ChartBar, ChartLine
-from .scale import Scale, ticks_of
+from .scale import ChartScale, ticks_of
 
 MOST_POINTS, STOPS = 400, 60
 """The most points of a drawn line, and how many places tell their values."""
@@ -28,8 +28,8 @@ def line_chart(
 ) -> Chart:  # fmt: skip
     """Lines over one axis; ``stairs`` holds each number until the next one, as a learning rate does."""
     along = [x for curve in curves for x in curve.x]
-    scale = Scale.around([y for curve in curves for y in curve.y], zero)
-    across = Scale(min(along, default=0.0), max([*along, min(along, default=0.0) + 1e-9]))
+    scale = ChartScale.around([y for curve in curves for y in curve.y], zero)
+    across = ChartScale(min(along, default=0.0), max([*along, min(along, default=0.0) + 1e-9]))
     lines = [
         ChartLine(_points(_thinned(curve), scale, across, stairs), f"of-{i % 8}", curve.name)
         for i, curve in enumerate(curves)
@@ -47,7 +47,7 @@ def _thinned(curve: Curve) -> Curve:
     return Curve(curve.name, [curve.x[i] for i in places], [curve.y[i] for i in places])
 
 
-def _points(curve: Curve, scale: Scale, across: Scale, stairs: bool) -> str:
+def _points(curve: Curve, scale: ChartScale, across: ChartScale, stairs: bool) -> str:
     points, before = [], None
     for x, y in zip(curve.x, curve.y, strict=True):
         if stairs and before is not None:
@@ -59,7 +59,7 @@ def _points(curve: Curve, scale: Scale, across: Scale, stairs: bool) -> str:
     return " ".join(f"{10 * across.across(x):.1f},{10 * scale.down(y):.1f}" for x, y in points)
 
 
-def _stops(curves: Sequence[Curve], across: Scale, x_name: str) -> list[ChartBar]:
+def _stops(curves: Sequence[Curve], across: ChartScale, x_name: str) -> list[ChartBar]:
     """Invisible columns that tell the values of all lines above them."""
     longest = max(curves, key=lambda curve: len(curve.x), default=None)
     if longest is None or not longest.x:

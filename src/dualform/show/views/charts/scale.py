@@ -11,14 +11,14 @@ STEPS = (1, 2, 2.5, 5, 10)
 
 
 @dataclass(frozen=True)
-class Scale:
+class ChartScale:
     """Numbers from ``low`` to ``high``."""
 
     low: float
     high: float
 
     @classmethod
-    def around(cls, values: Sequence[float], zero: bool = True, room: float = 0.04) -> "Scale":
+    def around(cls, values: Sequence[float], zero: bool = True, room: float = 0.04) -> "ChartScale":
         """A scale that holds all finite values, and 0 if asked for."""
         finite = [value for value in values if math.isfinite(value)] + ([0.0] if zero else [])
         low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -34,7 +34,7 @@ class Scale:
         return round(100 - self.across(value), 3)
 
 
-def ticks_of(scale: Scale, most: int, upwards: bool = True, whole: bool = False) -> list[Tick]:
+def ticks_of(scale: ChartScale, most: int, upwards: bool = True, whole: bool = False) -> list[Tick]:
     """Round numbers on a scale, at most so many."""
     span = scale.high - scale.low
     power = 10.0 ** math.floor(math.log10(span / most)) if span > 0 else 1.0

@@ -71,7 +71,7 @@ def sums_of(explorer: Explorer, choice: TrainingSetQuestion) -> ExampleSums | Pe
         return _sum_over_batches(explorer.fork(), choice, progress)
 
     batch = _batch_size(explorer, layers)
-    seconds = ceil(choice.rows / batch) * network_seconds(explorer, layers, min(choice.rows, batch))
+    seconds = ceil(choice.rows / batch) * explorer.sums_seconds(choice.layer, explorer.index, min(choice.rows, batch))
     title = f"what all training examples add to {choice.rows} test examples"
     key = ("training", choice.layer, choice.which, choice.rows)
     return explorer.work_queue.result(key, title, seconds, work)

@@ -71,5 +71,5 @@ def suspicion_seconds(explorer: Explorer) -> float:
         width = min(2048, info.width if info.indexed else info.key_size)
         rank = min(n, width)
         seconds += store.slots(info.name) * info.key_size * READ + n * EXAMPLE * max(1, explorer.outputs)
-        seconds += (4 * n * width * rank + SOLVE * rank**3) / explorer.speed
-    return seconds + min(2.0**37, n * n * width) * 2 / explorer.speed
+        seconds += (4 * n * width * rank + SOLVE * rank**3) * explorer.estimates.speed.product / 2
+    return seconds + min(2.0**37, n * n * width) * 2 * explorer.estimates.speed.product / 2

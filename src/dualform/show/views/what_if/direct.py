@@ -21,9 +21,6 @@ from ..explorer import Explorer
 from ..work import PendingWork
 from .masks import STRETCHES, WhatIfMasks, edges_of, groups_by_name
 
-LEDGER = 1.5
-"""Time to make a ledger, relative to rebuilding the weights."""
-
 
 def masked_weights(
     explorer: Explorer, masks: WhatIfMasks, by: str, hidden: Bool[np.ndarray, " V"]
@@ -96,7 +93,7 @@ def _weights_by_slots(
 def ledger_of(explorer: Explorer, by: str) -> Ledger | PendingWork:
     """The ledger of a column."""
     return explorer.work_queue.result(
-        ("ledger", by), f"the ledger by {by}", LEDGER * explorer.rebuild_seconds,
+        ("ledger", by), f"the ledger by {by}", explorer.ledger_seconds(len(explorer.counts(by))),
         lambda progress: explorer.memory.ledger(by, progress=progress),
     )  # fmt: skip
 
@@ -107,6 +104,6 @@ def ledger_of_time(explorer: Explorer) -> Ledger | PendingWork:
     edges = stretch_edges(memory.step, STRETCHES)
     stretch = np.searchsorted(edges, memory.store.visits["step"].to_numpy(), side="left") - 1
     return explorer.work_queue.result(
-        ("ledger", None), "the ledger by time", LEDGER * explorer.rebuild_seconds,
+        ("ledger", None), "the ledger by time", explorer.ledger_seconds(STRETCHES),
         lambda progress: memory.ledger(stretch.tolist(), progress=progress),
     )  # fmt: skip
