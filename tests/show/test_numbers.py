@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.show.views.charts import Curve, ChartScale, bar_chart, line_chart, stacked_chart, ticks_of
+from dualform.show.views.charts import ChartScale, Curve, bar_chart, line_chart, stacked_chart, ticks_of
 from dualform.show.views.numbers import number, percent, signed, signed_alike
 
 FINITE = st.floats(-1e12, 1e12, allow_nan=False)

@@ -559,9 +559,9 @@ def test_estimates_are_right_within_a_factor_of_three(estimated):
             )  # fmt: skip
 
         cases = {
-            "the whole network": (explorer.estimates.scan(None), ask_all(None, 1)),
-            "the whole network, 8 queries": (explorer.estimates.scan(None, "contribution", 8), ask_all(None, 8)),
-            "the last layer": (explorer.scan_seconds(last), ask_all(last, 1)),
+            "the whole network": (explorer.question_seconds(None), ask_all(None, 1)),
+            "the whole network, 8 queries": (explorer.question_seconds(None, "contribution", 8), ask_all(None, 8)),
+            "the last layer": (explorer.question_seconds(last), ask_all(last, 1)),
             "a ledger of 10 groups": (explorer.ledger_seconds(10), lambda: fresh().ledger("label", progress=False)),
             "a ledger of 400 groups": (explorer.ledger_seconds(400), lambda: fresh().ledger("index", progress=False)),
             "all weights": (explorer.rebuild_seconds, lambda: fresh().held_weights(progress=False)),
@@ -585,7 +585,7 @@ def test_a_ledger_of_many_groups_and_a_question_to_many_layers_are_announced_as_
     whole = explorer.estimates.scan(None, "abs")
     assert whole == pytest.approx(sum(explorer.estimates.scan(layer, "abs") for layer in layers))
     layer = layers[-1]
-    assert explorer.scan_seconds(layer, "contribution", 64) > explorer.scan_seconds(layer, "contribution", 1)
+    assert explorer.question_seconds(layer, "contribution", 64) > explorer.question_seconds(layer, "contribution", 1)
 
 
 def test_the_state_of_work_is_plain_json(text_explorer):
