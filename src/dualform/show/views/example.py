@@ -20,6 +20,7 @@ from .training import (
     lines_of,
     moved_answers,
     neighbours_of,
+    right_target,
     settle_choice,
     training_examples,
     training_table,
@@ -53,6 +54,8 @@ class ExampleView:
     selected: int
     count: int
     notes: list[str]
+    target: str
+    """What it adds to, in words."""
 
 
 def training_example(explorer: Explorer, index: int) -> ExampleView:
@@ -92,6 +95,7 @@ def training_example(explorer: Explorer, index: int) -> ExampleView:
         selected=len(explorer.selected),
         count=len(examples),
         notes=notes,
+        target=right_target(explorer),
     )
 
 
