@@ -205,7 +205,7 @@ def test_every_field_has_a_label_and_every_page_one_heading(digits):
         page = digits.go(path).page
         assert page.locator("h1").count() == 1
         nameless = page.evaluate(
-            "[...document.querySelectorAll('input, select, textarea, button, a')].filter(e => "
+            "[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')].filter(e => "
             "!(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim() && "
             "!e.querySelector('img[alt]')).map(e => e.outerHTML)"
         )

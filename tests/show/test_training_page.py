@@ -159,6 +159,23 @@ def test_every_kind_of_data_has_its_page(any_explorer):
             assert "style=" not in answer.text and answer.text.count("<h1") == 1
 
 
+@pytest.mark.parametrize("layer", [None, "fc1", "fc2"])
+def test_under_adam_the_sums_are_those_of_the_memory(adam_run, layer):
+    path, data = adam_run
+    test = Examples(data.x[data.test], data.labels[data.test]).only(list(range(12)))
+    explorer = Explorer(open_memory(path), MLP(784, 16, 10), Examples(data.x, data.labels), test)
+    explorer.work_queue = WorkQueue(1e9)
+    sums = sums_of(explorer, settle_choice(explorer, TrainingSetQuestion(layer)))
+    assert not isinstance(sums, PendingWork)
+    labels = torch.tensor([test.label(row) for row in range(12)])
+    spot = explorer.memory.attend(explorer.model, explorer.inputs("test", range(12)), target=labels)
+    groups = spot.by("index", layer=layer)
+    values = groups.values + (0 if groups.bias is None else groups.bias)
+    assert sums.names == groups.names
+    expected = values.double().sum(0)  # the ledger sums in another order than the sweep, both in float32
+    torch.testing.assert_close(sums.adds, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
 def test_one_example_alone_adds_what_it_adds_among_all(any_explorer):
     explorer = any_explorer
     choice = settle_choice(explorer, TrainingSetQuestion(rows=20))
@@ -310,8 +327,13 @@ def test_filters_and_orders_do_what_a_slow_search_does(data, table_once):
     assert set(indices) == expected and len(indices) == len(expected)
     view = training_set(explorer, choice)
     assert view.shown == len(expected) and [line.index for line in view.lines] == indices[:48]
+<<<<<<< HEAD
     field = {"suspicion": "suspicion", "noted.source": None}.get(str(choice.sort), choice.sort)
     if field is not None:
+=======
+    field = choice.sort or "adds"
+    if field != "noted.source":
+>>>>>>> h-training
         values = [getattr(everything[index], field) for index in indices]
         known = [value for value in values if value is not None]
         assert values[: len(known)] == known, "what is not known comes last"

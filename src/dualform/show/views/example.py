@@ -20,6 +20,7 @@ from .training import (
     lines_of,
     moved_answers,
     neighbours_of,
+    right_target,
     settle_choice,
     training_examples,
     training_table,
@@ -36,7 +37,7 @@ class ExampleView:
 
     line: ExampleLine
     """The example with all numbers that are known of it by now."""
-    place: ExamplePlace | None
+    asked_at: ExamplePlace | None
     """Where the network can be asked about it; None if its data were not given."""
     says: list[ClassScore]
     features: tuple[tuple[str, str], ...]
@@ -53,6 +54,8 @@ class ExampleView:
     selected: int
     count: int
     notes: list[str]
+    target: str
+    """What it adds to, in words."""
 
 
 def training_example(explorer: Explorer, index: int) -> ExampleView:
@@ -78,7 +81,7 @@ def training_example(explorer: Explorer, index: int) -> ExampleView:
     names = examples.names
     return ExampleView(
         line=line,
-        place=place,
+        asked_at=place,
         says=[] if place is None else explorer.says(need_logits(explorer.predict(place))[0], SAID),
         names=feature_names(explorer),
         features=tuple(zip(feature_names(explorer), line.features, strict=False)),
@@ -92,6 +95,7 @@ def training_example(explorer: Explorer, index: int) -> ExampleView:
         selected=len(explorer.selected),
         count=len(examples),
         notes=notes,
+        target=right_target(explorer),
     )
 
 

@@ -11,7 +11,7 @@ from .neighbours import Neighbour, Neighbours, neighbours_of
 from .page import TrainingSetView, training_set
 from .question import Correctness, Showing, SortOrder, Subset, TrainingSetQuestion, settle_choice
 from .summary import TrainingSummary, training_summary
-from .sums import ExampleSums, sums_of
+from .sums import ExampleSums, right_target, sums_of
 from .suspicion import suspicion_of
 from .table import training_table
 
@@ -42,6 +42,7 @@ __all__ = [
     "neighbours_of",
     "points_of",
     "principal_axes",
+    "right_target",
     "selection_csv",
     "settle_choice",
     "shown_indices",

@@ -175,8 +175,9 @@ def _groups(explorer: Explorer, spot: Spotlight, layer: str | None, progress: Pr
     """The sums of all examples. The question for a top example beside it makes a sweep of what would be one copy of the
     weights for each example.
     """
-    if layer is None and any(map(explorer.is_swept, asked_layers(explorer, None))):
-        return spot.ask(None, top=1, by=(explorer.index,), progress=progress).groups[explorer.index]
+    if any(map(explorer.is_swept, asked_layers(explorer, layer))):
+        per = "example" if layer is None else "slot"
+        return spot.ask(layer, top=1, per=per, by=(explorer.index,), progress=progress).groups[explorer.index]
     return spot.by(explorer.index, layer=layer, progress=progress)
 
 

@@ -14,7 +14,7 @@ from .examples import trained_label
 KEYS = ("slots", "keys", "keys+ledger")
 """What must be kept of a layer for it to have a voice."""
 
-FIXED, READ, EXAMPLE = 0.3, 1.2e-9, 1.5e-6
+FIXED, READ, EXAMPLE = 0.1, 1.2e-9, 1.5e-6
 """Measured: seconds that a search takes in any case, for each number that is read, and for each example and class."""
 
 SOLVE = 25.0
