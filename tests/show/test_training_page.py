@@ -327,13 +327,8 @@ def test_filters_and_orders_do_what_a_slow_search_does(data, table_once):
     assert set(indices) == expected and len(indices) == len(expected)
     view = training_set(explorer, choice)
     assert view.shown == len(expected) and [line.index for line in view.lines] == indices[:48]
-<<<<<<< HEAD
-    field = {"suspicion": "suspicion", "noted.source": None}.get(str(choice.sort), choice.sort)
-    if field is not None:
-=======
     field = choice.sort or "adds"
     if field != "noted.source":
->>>>>>> h-training
         values = [getattr(everything[index], field) for index in indices]
         known = [value for value in values if value is not None]
         assert values[: len(known)] == known, "what is not known comes last"
