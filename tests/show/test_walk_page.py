@@ -12,4 +12,4 @@ def test_a_prediction_page_reaches_the_memory_after_few_files(tmp_path):
     before_explain = walk.before(lambda step: step[0].startswith("explain/"))
     assert len(files(before_explain)) <= 7, before_explain
     shown = [file for file in files(walk.to_question()) if file.startswith("show/")]
-    assert len(shown) <= 11, shown
+    assert len(shown) <= 12, shown

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...text import same_digits
 from ..explorer import MANY, Explorer
+from ..numbers import signed_alike
 from ..render import minus
 from ..work import PendingWork
 from .filters import chosen_examples
@@ -111,7 +111,7 @@ def _figures(lines: Sequence[ExampleLine], name: str) -> list[str]:
     """A column of numbers as text."""
     values = [getattr(line, name) for line in lines]
     known = [value for value in values if value is not None]
-    texts = same_digits(known) if name in SIGNED else [text.removeprefix("+") for text in same_digits(known)]
+    texts = signed_alike(known) if name in SIGNED else [text.removeprefix("+") for text in signed_alike(known)]
     waiting = iter(minus(text) for text in texts)
     return ["–" if value is None else next(waiting) for value in values]
 
