@@ -534,7 +534,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def test_estimates_are_right_within_a_factor_of_three(estimated):
+def test_estimates_are_right_within_a_factor_of_four(estimated):
     """In seconds of this process, as other programs of this machine may take any share of its time."""
     path, make, x = estimated
     threads = torch.get_num_threads()
@@ -570,7 +570,7 @@ def test_estimates_are_right_within_a_factor_of_three(estimated):
         wrong = {}
         for what, (said, work) in cases.items():
             took = cpu_seconds(work)
-            if not took / 3 <= said + 0.02 <= 3 * took + 0.04:
+            if not took / 4 <= said + 0.02 <= 4 * took + 0.04:
                 wrong[what] = f"said {said:.3f} s, took {took:.3f} s"
         assert not wrong, wrong
     finally:
