@@ -86,10 +86,11 @@ def pending_in(view: Any) -> list[PendingWork]:
     """All pending work that a view shows."""
     if isinstance(view, PendingWork):
         return [view]
-    if not is_dataclass(view):
-        return []
-    parts = (getattr(view, part.name) for part in fields(view))
-    return [pending for part in parts if is_dataclass(part) for pending in pending_in(part)]
+    if isinstance(view, list | tuple):
+        parts = [part for part in view if is_dataclass(part)]
+    else:
+        parts = [getattr(view, part.name) for part in fields(view)] if is_dataclass(view) else []
+    return [pending for part in parts for pending in pending_in(part)]
 
 
 class WorkQueue:
