@@ -15,6 +15,7 @@ from dualform.store import INIT, SIGN, FileEntry, Manifest, load_manifest, remov
 
 from ..distributed import Ranks
 from ..plan import RecordingPlan, RecordOptions
+from .command import recording_command
 from .frozen_weights import fingerprints_of_frozen
 from .rest_snapshots import auto_interval
 from .run_log_entry import run_log_of
@@ -37,6 +38,7 @@ def create_memory(
         ranks=ranks.world,
         run_log=run_log_of(plan, optimizers, options),
         recipe=options.recipe,
+        command=recording_command(),
         versions={"dualform": version("dualform"), "torch": torch.__version__},
     )
     with ranks.together():

@@ -303,6 +303,9 @@ def serve(
         Path | None, Option(help="File with the access token, which other users then do not see in the process list.")
     ] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    compare: Annotated[
+        list[Path] | None, Option(help="Another memory of the same network, to compare with; repeatable.")
+    ] = None,
 ) -> None:
     """Explore a memory in the browser: what predictions are made of, and what they would be without some training."""
     from ..web import opening_from_disk, token_in
@@ -311,7 +314,7 @@ def serve(
     source.require_consent()
     if token_file is not None:
         token = token_in(token_file)
-    listen(opening_from_disk(source), host, port, token, browser, _console())
+    listen(opening_from_disk(source, compare or ()), host, port, token, browser, _console())
 
 
 EVALUATE = f"""[bold]Example:[/]

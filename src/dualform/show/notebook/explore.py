@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from dualform.errors import QueryError
-from dualform.explain import Memory
+from dualform.explain import Memory, ReplayedRun
 
 from ..described import DataOptions, described_objects
 from ..examples import Vocabulary
@@ -36,6 +36,8 @@ def explore(
     index: str | None = None,
     vocabulary: Vocabulary | None = None,
     length: int | None = None,
+    run: ReplayedRun | None = None,
+    compare: Sequence[Memory] = (),
     trust: bool = False,
     height: int = HEIGHT,
     port: int = 0,
@@ -52,6 +54,9 @@ def explore(
     - ``classes``: the names of the classes; ``index``: the column that says which training example a visit was
       (default: ``index``).
     - ``vocabulary``: what decodes tokens; ``length``: tokens of an example where the data are one long text.
+    - ``run``: the training, to be run again on the page "What if" (``memory.replay(…)``). Without it, that of a
+      classifier on tensors is tried.
+    - ``compare``: other memories of the same network, to compare with.
     - ``trust``: agree that the modules that the recipe names are imported, which runs them. It is remembered, also for
       the commands, which ask in the same way.
     - ``port``: 0 picks a free one.
@@ -66,7 +71,10 @@ def explore(
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model
     held = {"model": own, "train": train, "test": test, "vocabulary": vocabulary}
     source = described_objects(memory, options, trust, held)
-    return NotebookExplorer(source.explorer(), height=height, port=port)
+    explorer = source.explorer()
+    explorer.run = run
+    explorer.compare_with(compare)
+    return NotebookExplorer(explorer, height=height, port=port)
 
 
 class NotebookExplorer:

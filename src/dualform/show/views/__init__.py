@@ -1,6 +1,7 @@
 """The views of the explorer. Each is a function from a question to a dataclass of plain values, and a template."""
 
 from .attention import AttentionQuestion, attention
+from .compare import CompareQuestion, CompareView, compare
 from .example import ExampleView, training_example
 from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
 from .heads import attention_layers
@@ -47,6 +48,8 @@ __all__ = [
     "SETS",
     "AskedTokens",
     "AttentionQuestion",
+    "CompareQuestion",
+    "CompareView",
     "Correctness",
     "ExamplePlace",
     "ExampleView",
@@ -72,6 +75,7 @@ __all__ = [
     "as_plain",
     "attention",
     "attention_layers",
+    "compare",
     "example_map",
     "ledger_of",
     "ledger_of_time",

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from ..inputs import as_inputs, together
 from ..text import need_logits
 from .estimates import Estimates
 from .selection import Selection
-from .work import PendingWork, WorkQueue
+from .work import PendingWork, SharedQueue, WorkQueue
 
 SETS = ("test", "train", "own")
 MOST_OWN, BATCH = 200, 128
@@ -77,6 +77,8 @@ class Explorer:
     title: str = ""
     run: ReplayedRun | None = None
     """The training, to be run again; without it the explorer tries with the loss of a classifier."""
+    others: Mapping[str, "Explorer"] = field(default_factory=dict)
+    """Explorers of other memories of the same network, to compare with, by name."""
     work_queue: WorkQueue = field(default_factory=WorkQueue)
     own: list[tuple[str, Tensor]] = field(default_factory=list)
     selected: Selection = field(default_factory=Selection)
@@ -354,6 +356,12 @@ class Explorer:
         """Estimated seconds to sum contributions over the groups of a column, and nothing else."""
         return self.estimates.sums(layer, len(self.counts(column)), queries)
 
+    def forward_seconds(self, count: int) -> float:
+        """Estimated seconds to run the network on some examples."""
+        weights = sum(parameter.size for parameter in self.memory.store.manifest.parameters)
+        rows = max(map(self.positions, self.layers), default=1)
+        return count * (2 * weights * rows * self.estimates.speed.product + 50 * self.estimates.speed.call)
+
     def ledger_seconds(self, groups: int) -> float:
         """Estimated seconds to make a ledger of some groups."""
         return self.estimates.ledger(groups)
@@ -362,12 +370,25 @@ class Explorer:
         """Whether contributions of a layer need a backward sweep, because its rule is preconditioned."""
         return self.estimates.is_swept(self.info(layer))
 
+    def compare_with(self, memories: Iterable[Memory]) -> None:
+        """Add memories of the same network, whose answers can be compared with those of this one."""
+        others = dict(self.others)
+        for memory in memories:
+            name, number = memory.path.name, 2
+            while name in others or name == self.title:
+                name, number = f"{memory.path.name} ({number})", number + 1
+            others[name] = Explorer(
+                memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, name,
+                work_queue=SharedQueue(self.work_queue, name), own=self.own,
+            )  # fmt: skip
+        self.others = others
+
     def fork(self) -> "Explorer":
         """An explorer with its own copy of the network, for work in another thread."""
         with self.lock:
             return Explorer(
                 self.memory, copy.deepcopy(self.model), self.train, self.test, self.classes, self.index, self.title,
-                self.run, self.work_queue, self.own, self.selected,
+                self.run, self.others, self.work_queue, self.own, self.selected,
             )  # fmt: skip
 
 

@@ -312,3 +312,25 @@ class WorkQueue:
 def _kind(key: Hashable) -> str:
     """The kind of work: the first part of its key."""
     return str(key[0]) if isinstance(key, tuple) and key else ""
+
+
+class SharedQueue(WorkQueue):
+    """The work queue of another memory: work goes to the queue of the first one, under keys that end with a name."""
+
+    def __init__(self, first: WorkQueue, name: str) -> None:
+        super().__init__(first.patience, first.progress)
+        self._first, self._name = first, name
+
+    def result(
+        self, key: Hashable, title: str, seconds: float, work: Callable[[Progress], WorkResult]
+    ) -> "WorkResult | PendingWork":  # fmt: skip
+        """The result, from the first queue."""
+        parts = key if isinstance(key, tuple) else (key,)
+        return self._first.result((*parts, self._name), title, seconds, work)
+
+    def latest(self, *beginning: Hashable) -> list[Any]:
+        """The most recent result of this memory whose key begins so."""
+        with self._first._lock:
+            keys = [key for key in self._first.results if isinstance(key, tuple) and key[-1] == self._name]
+            keys = [key for key in keys if key[: len(beginning)] == beginning]
+            return [self._first.results[keys[-1]]] if keys else []

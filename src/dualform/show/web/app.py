@@ -24,6 +24,7 @@ from ..views import (
     SETS,
     AskedTokens,
     AttentionQuestion,
+    CompareQuestion,
     Correctness,
     ExamplePlace,
     Explorer,
@@ -38,6 +39,7 @@ from ..views import (
     as_plain,
     attention,
     attention_layers,
+    compare,
     example_map,
     ledger_of,
     ledger_of_time,
@@ -109,6 +111,14 @@ class Pages:
             filter=(fields.text("filter") or "").strip(), selected=fields.text("selected") == "1",
         )  # fmt: skip
         return self._page(request, "what-if.html", "What if", what_if(self.explorer, place, masks))
+
+    def compare(self, request: "Request") -> "Response":
+        """Two steps of training, or two memories, side by side."""
+        place, fields = self._place(request), AddressFields(request)
+        question = CompareQuestion(
+            fields.number("left"), fields.number("right"), fields.text("other"), fields.number("rows", 200)
+        )
+        return self._page(request, "compare.html", "Compare", compare(self.explorer, place, question))
 
     def training(self, request: "Request") -> "Response":
         """All training examples, sorted and filtered."""
@@ -311,7 +321,8 @@ class Pages:
             tabs.append(("Training set", "/training"))
         if back and attention_layers(self.explorer.model):
             tabs += [("Attention", f"/attention/{back}"), ("Heads", "/heads")]
-        return [*tabs, ("Run", "/run")]
+        compared = [("Compare", f"/compare/{back}")] if back else []
+        return [*tabs, *compared, ("Run", "/run")]
 
     def problem(self, request: "Request", error: Exception) -> "Response":
         """An error as a page or as JSON, in one sentence."""
@@ -401,6 +412,7 @@ def make_pages(explorer: Explorer) -> Any:
         route("/prediction/{set}/{row}", pages.prediction),
         route("/wrong/{set}/{row}", pages.wrong),
         route("/what-if/{set}/{row}", pages.what_if),
+        route("/compare/{set}/{row}", pages.compare),
         *(route(f"/training{end}", pages.training) for end in both),
         route("/training/suspects.csv", pages.suspects),
         *(route(f"/map{end}", pages.map) for end in both),

@@ -49,6 +49,7 @@ function addressOf(form) {
 function begin() {
   const canvas = document.querySelector("[data-draw]");
   if (canvas) drawable(canvas);
+  for (const button of document.querySelectorAll("[data-copy]")) button.hidden = !navigator.clipboard;
   for (const title of document.querySelectorAll(".mark > title")) {  // shown at once in place of the browser's slow tip
     title.parentNode.dataset.says = title.textContent;
     title.remove();
@@ -58,6 +59,14 @@ function begin() {
     if (mark) passage.scrollTop = mark.offsetTop - passage.offsetTop - passage.clientHeight / 3;
   }
 }
+
+// A text that can be copied.
+document.addEventListener("click", async event => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  button.textContent = "Copied";
+});
 
 // Charts: what a bar says, beside the pointer.
 const tip = document.createElement("div");

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dualform.explain import open_memory
 from dualform.progress import in_words
 from dualform.store import is_factory_name
 
@@ -122,9 +123,12 @@ class Opening:
             return OpeningState("opening", says, self._whole.share, left)
 
 
-def opening_from_disk(source: MemoryToOpen) -> Opening:
-    """The opening of a memory of which only the manifest was read: memory, network, examples, a first question."""
-    opened = _Opened(source)
+def opening_from_disk(source: MemoryToOpen, others: Sequence[Path] = ()) -> Opening:
+    """The opening of a memory of which only the manifest was read: memory, network, examples, a first question.
+
+    ``others`` are memories of the same network, to compare with.
+    """
+    opened = _Opened(source, others)
     stages = [
         OpeningStage("reading the memory", _seconds_of_memory(source), opened.read_memory),
         OpeningStage("making the network", _seconds_of_network(source), opened.make_network),
@@ -140,8 +144,8 @@ def opening_from_disk(source: MemoryToOpen) -> Opening:
 class _Opened:
     """What the stages have read so far."""
 
-    def __init__(self, source: MemoryToOpen) -> None:
-        self.source = source
+    def __init__(self, source: MemoryToOpen, others: Sequence[Path]) -> None:
+        self.source, self.others = source, others
         self._described: Described | None = None
         self._explorer: Explorer | None = None
 
@@ -168,6 +172,7 @@ class _Opened:
     def explorer(self) -> Explorer:
         if self._explorer is None:
             self._explorer = self.described.explorer()
+            self._explorer.compare_with(map(open_memory, self.others))
         return self._explorer
 
 

@@ -64,7 +64,7 @@ weight changes in them. In a recorded training the list is empty.
 ``train``, ``test`` and ``tokenizer`` (each has a ``file``, relative to this folder where possible, or a ``factory``),
 ``classes``, ``columns`` of a table (names in order, label, words of categories, classes, mean and deviation of scaled
 ones), ``index`` and ``length``. It is null if nobody described the memory. Whoever reads it must not run what it names
-without asking.
+without asking. ``command`` is the command that recorded, for people to read.
 """
 
 import json
@@ -148,6 +148,8 @@ class Manifest:
     """The passes of a survey; none in a recorded training."""
     recipe: Recipe | None = None
     """How the model is made and where its examples are, if the user said it."""
+    command: str = ""
+    """The command that recorded, as one would type it; empty where there was none."""
 
     @property
     def steps(self) -> int:
@@ -277,6 +279,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         run_log=_run_log(value.get("run_log")),
         survey=tuple(SurveyPass(**v) for v in value.get("survey", ())),
         recipe=recipe_of_json(value.get("recipe")),
+        command=str(value.get("command", "")),
     )
 
 
