@@ -65,8 +65,8 @@ def verdict(head: HeadReport) -> str:
     if separating:
         margin, chance = f"{100 * head.found.efficiency.high:.2g} %", f"{100 * head.null.efficiency:.2g} %"
         return (
-            f"It separates what it selects better than every random matrix: cosine {cosine} (theirs up to {most:.2f}), "
-            f"margin {margin} of the largest (theirs {chance}).{soft}"
+            f"It separates what it selects better than every random matrix: cosine {cosine} (theirs up to {most:.3f}),"
+            f" margin {margin} of the largest (theirs {chance}).{soft}"
         )
     return f"It separates no better than random matrices: cosine {cosine}, theirs {least:.3f} to {most:.3f}.{soft}"
 

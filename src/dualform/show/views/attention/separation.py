@@ -13,11 +13,11 @@ from dualform.progress import Progress
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
 from dualform.svm.heads import COLUMNS, LEGEND, DirectionGroup, cells, is_separating, sentences, source_of, verdict
 
-from ..examples import ShownExample
-from .attention import TokenNames, side_of
-from .explorer import ExamplePlace, Explorer, visible
+from ...examples import ShownExample
+from ..explorer import ExamplePlace, Explorer, visible
+from ..work import PendingWork
 from .heads import attention_layers
-from .work import PendingWork
+from .page import TokenNames, side_of
 
 SUPPORT_LINES, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
 """How many support tokens, vocabulary items, histogram bars and training examples are shown."""
