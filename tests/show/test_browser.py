@@ -100,15 +100,17 @@ def text(browser, text_explorer) -> Iterator[Visit]:
 
 def test_a_visitor_looks_at_a_prediction(digits):
     page = digits.go("/").page
-    assert page.url.endswith("/prediction/test/0") and "The network says" in digits.says()
+    assert page.url.endswith("/prediction/test/0") and digits.says().startswith("It says")
     first = page.locator(".hits figure").all_inner_texts()
-    assert len(first) == 12 and page.locator(".totals tbody tr").count() == 13
+    assert len(first) == 12 and page.locator(".totals tbody tr").count() == 12
     digits.shot("prediction")
-    digits.wait_for(lambda: page.get_by_text("fc1", exact=True).click())
-    assert "layer=fc1" in page.url and page.locator("input[name=layer]:checked").input_value() == "fc1"
+    digits.wait_for(lambda: page.get_by_label("through").select_option("fc1"))
+    assert "layer=fc1" in page.url and page.get_by_label("through").input_value() == "fc1"
     assert page.locator(".hits figure").all_inner_texts() != first
+    assert page.locator(".totals tbody tr").count() == 13, "one layer is added up with its first weights and its bias"
+    page.get_by_text("More", exact=True).click()
     digits.wait_for(lambda: page.get_by_label("One tile per").select_option("visit"))
-    digits.wait_for(lambda: page.get_by_label("Score").select_option("abs"))
+    digits.wait_for(lambda: page.get_by_label("Ranked by").select_option("abs"))
     assert "score=abs" in page.url and "α" in page.locator(".hits figure b").first.inner_text()
     digits.wait_for(lambda: page.get_by_label("Number of tiles").fill("5") or page.keyboard.press("Enter"))
     assert page.locator(".hits figure").count() == 5
@@ -130,15 +132,17 @@ def test_the_slider_travels_through_training(digits):
 def test_a_mask_changes_the_answer_and_one_click_undoes_it(digits):
     page = digits.go("/prediction/test/3").page
     said = re.findall(r"says (\d)", digits.says())[0]
-    page.get_by_role("link", name="What if some training were missing?").click()
-    assert REMOVED in page.locator(".masked").inner_text()
+    page.get_by_role("link", name="What if some were missing?").click()
+    page.wait_for_url("**/what-if/test/3")
+    assert REMOVED in page.locator(".masked").inner_text() and "Tick something" in digits.says()
     digits.wait_for(lambda: page.get_by_label(f"label {said}").check())
-    assert "with the mask" in page.locator(".says thead").inner_text() and f"instead of {said}" in digits.says()
+    assert "as trained" in page.locator(".says thead").inner_text() and "direct" in page.locator(".says thead").inner_text()
+    assert f"instead of {said}" in digits.says()
     assert page.get_by_label(f"label {said}").is_checked()
     digits.shot("what-if")
     digits.wait_for(lambda: page.get_by_role("link", name="Undo all").click())
     assert "Tick something" in digits.says() and not page.get_by_label(f"label {said}").is_checked()
-    digits.wait_for(lambda: page.get_by_label("number of an example").fill("17") or page.keyboard.press("Enter"))
+    digits.wait_for(lambda: page.get_by_label("another one").fill("17") or page.keyboard.press("Enter"))
     assert "example=17" in page.url and "Without" in digits.says()
     digits.wait_for(lambda: page.get_by_label("visits where").fill("label = 3") or page.keyboard.press("Enter"))
     assert "filter=label" in page.url and "example=17" in page.url
@@ -149,9 +153,10 @@ def test_a_visitor_brings_a_picture_and_draws_one(digits, tmp_path):
     (tmp_path / "mine.png").write_bytes(png(examples.pixels(examples.row(3)[0])))
     page = digits.go("/prediction/test/3").page
     theirs = digits.says().split(",")[0]
+    assert re.fullmatch(r"It says \d \([\d.]+ %\)", theirs)
     page.get_by_text("Ask about your own input").click()
     digits.wait_for(lambda: page.locator("[data-upload]").set_input_files(tmp_path / "mine.png"))
-    assert page.url.endswith("/prediction/own/0") and digits.says().rstrip(".") == theirs
+    assert page.url.endswith("/prediction/own/0") and digits.says().startswith(theirs)
     page.get_by_text("Ask about your own input").click()
     page.get_by_role("button", name="Ask about the drawing").click()
     page.get_by_text("Draw something first.").last.wait_for()
@@ -163,7 +168,7 @@ def test_a_visitor_brings_a_picture_and_draws_one(digits, tmp_path):
     page.mouse.move(x, y + 190, steps=8)
     page.mouse.up()
     digits.wait_for(lambda: page.get_by_role("button", name="Ask about the drawing").click())
-    assert page.url.endswith("/prediction/own/1") and "The network says" in digits.says()
+    assert page.url.endswith("/prediction/own/1") and "It says" in digits.says()
     drawn = digits.served.explorer.own[1][1]
     assert 20 < int((drawn > 0.5).sum()) < 200 and bool((drawn[:, 10:18] > 0.5).any())
     digits.shot("drawing")
@@ -226,18 +231,20 @@ def test_it_is_readable_on_a_phone(browser, digits_explorer, scheme):
 
 
 def test_a_visitor_asks_about_a_text(text):
-    page = text.go("/prediction/test/40?layer=rnn&score=abs").page
-    page.locator(".hits mark").nth(11).wait_for()  # short work starts by itself
-    assert page.locator(".hits mark").count() == 12
-    text.wait_for(lambda: page.get_by_label("Score").select_option("contribution"))
-    page.locator(".totals tr.total").wait_for()
-    assert page.locator(".hits mark").count() == 12 and page.locator(".totals tr.total").count() == 1
+    page = text.go("/prediction/test/40?layer=rnn").page
+    page.locator(".totals tr.total").wait_for()  # short work starts by itself
+    assert page.locator(".hits figure").count() == 12 and page.locator(".totals tr.total").count() == 1
+    page.get_by_text("More", exact=True).click()
+    text.wait_for(lambda: page.get_by_label("One tile per").select_option("slot"))
+    text.wait_for(lambda: page.get_by_label("Ranked by").select_option("abs"))
+    page.locator(".hits mark").nth(11).wait_for()
+    assert page.locator(".hits mark").count() == 12, "a row of the layer is one token"
     text.shot("text")
     page.get_by_text("Ask about your own input").click()
     page.locator("[data-text]").fill("The network says")
     text.wait_for(lambda: page.get_by_role("button", name="Ask", exact=True).click())
     assert page.url.endswith("/prediction/own/0")
-    page.get_by_role("link", name="What if", exact=True).click()
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="What if", exact=True).click()
     page.wait_for_url("**/what-if/own/0")
     text.wait_for(lambda: page.get_by_label("source first").check())
     page.locator(".pending").wait_for(state="detached")
@@ -263,7 +270,7 @@ def test_a_visitor_clicks_on_a_step_of_a_series(browser, series_explorer):
     with serving(series_explorer) as served:
         visit = Visit(browser, served).go("/attention/test/4")
         page = visit.page
-        assert "The network says" in visit.says() and "all tokens" in page.locator("main h2").first.inner_text()
+        assert "It says" in visit.says() and "all tokens" in page.locator("main h2").first.inner_text()
         assert page.locator(".hits figure").count() == 6 and page.locator(".hits .series").count() == 6
         steps = page.locator(".series.large a")
         assert steps.count() == len(series_explorer.shown(ExamplePlace("test", 4)).lines.values[0])
@@ -315,7 +322,7 @@ def test_without_scripts_the_pages_work_too(browser, digits_explorer):
     with serving(digits_explorer) as served:
         page = browser.new_page(java_script_enabled=False)
         page.goto(f"{served.address}prediction/test/3")
-        page.get_by_label("Score").select_option("abs")
+        page.get_by_label("Training that").select_option("smallest")
         page.get_by_role("button", name="Show").click()
-        assert "score=abs" in page.url and page.locator(".hits figure").count() == 12
+        assert "order=smallest" in page.url and page.locator(".hits figure").count() == 12
         page.close()
