@@ -79,13 +79,18 @@ class TokenizerVocabulary:
     tokenizer: Any
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """The text that each token adds to the text before it."""
-        texts, before = [], ""
+        """The text that each token adds to the text before it; of parts of a character, the first stands for it."""
+        texts, before, begun = [], "", None
         for end in range(1, len(ids) + 1):
             text = self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
-            text = text[:-1] if text.endswith("�") and end < len(ids) else text
+            is_part = text.endswith("�") and end < len(ids)
+            text = text[:-1] if is_part else text
             texts.append(text[len(before) :] if text.startswith(before) else text)
             before = text
+            if begun is not None and texts[-1]:
+                texts[begun], texts[-1], begun = texts[-1], "", None
+            elif begun is None and is_part and not texts[-1]:
+                begun = end - 1
         return texts
 
     def encode(self, text: str) -> list[int]:

@@ -188,7 +188,7 @@ class Examples:
         end = bisect_right(lengths, lengths[shown.mark + 1] + CHARACTERS) - 1
         mark, tokens = shown.mark - begin, shown.tokens[begin:end]
         is_cut = (shown.is_cut[0] or begin > 0, shown.is_cut[1] or end < len(shown.tokens))
-        after = mark + 1 if taught and mark + 1 < len(tokens) else None
+        after = mark + shown.span if taught and mark + shown.span < len(tokens) and tokens[mark + shown.span] else None
         return replace(shown, tokens=tokens, mark=mark, taught=after, is_cut=is_cut)
 
     def table_row(self, number: int) -> list[float | str]:
@@ -296,6 +296,8 @@ class Examples:
         ids = [int(i) for i in ids]
         tokens = self.vocabulary.decode(ids) if self.vocabulary is not None else [f"{i} " for i in ids]
         mark = mark if mark is not None and 0 <= mark < len(tokens) else None
+        while mark and not tokens[mark]:  # one byte of a character, which stands at the first of them
+            mark, span = mark - 1, span + 1
         return ShownExample("text", where, tokens=tuple(tokens), mark=mark, span=span, is_cut=is_cut)
 
 

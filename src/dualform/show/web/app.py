@@ -299,7 +299,8 @@ class Pages:
 
         def address_with(**fields: Any) -> str:
             fields_of_page = {**dict(request.query_params), **{name: str(value) for name, value in fields.items()}}
-            return f"{path}?{urlencode(fields_of_page)}"
+            text = urlencode({name: value for name, value in fields_of_page.items() if value})
+            return f"{path}?{text}" if text else path
 
         values = {
             "view": view, "explorer": self.explorer, "tab": tab, "tabs": self._tabs(back), "path": here, "base": base,

@@ -58,7 +58,20 @@ function begin() {
     const mark = passage.querySelector("mark");
     if (mark) passage.scrollTop = mark.offsetTop - passage.offsetTop - passage.clientHeight / 3;
   }
+  reachWide();
 }
+
+// A table that scrolls sideways can be reached and scrolled by keys.
+function reachWide() {
+  for (const wide of document.querySelectorAll(".wide")) {
+    if (wide.scrollWidth <= wide.clientWidth || wide.hasAttribute("role")) continue;
+    const part = wide.closest("section, details"), heading = part && part.querySelector("h2, h3, summary");
+    wide.tabIndex = 0;
+    wide.setAttribute("role", "region");
+    wide.setAttribute("aria-label", (heading ? heading.textContent : "Numbers") + ", as a table");
+  }
+}
+window.addEventListener("resize", reachWide);
 
 // A text that can be copied.
 document.addEventListener("click", async event => {
@@ -87,16 +100,22 @@ document.addEventListener("scroll", () => { tip.hidden = true; }, true);
 
 // Texts: a passage shows which tokens of the input it speaks to, a token shows its passages.
 const levelsOf = figure => figure.dataset.speaks.split(",").map(Number);
+// The level of a token; of a character that is several tokens, that of the one that counts most.
+function levelOf(levels, token) {
+  let level = 0;
+  for (let i = Number(token.dataset.token); i <= Number(token.dataset.last); i++) if (Math.abs(levels[i] || 0) > Math.abs(level)) level = levels[i];
+  return level;
+}
 function colour(levels) {
   for (const token of document.querySelectorAll("[data-tokens] [data-token]")) {
     token.dataset.own = token.dataset.own || token.className;
-    const level = levels ? levels[token.dataset.token] || 0 : null;
+    const level = levels ? levelOf(levels, token) : null;
     token.className = level === null ? token.dataset.own : (token.dataset.own.includes("is-asked") ? "is-asked " : "") + "at-" + Math.abs(level) + (level < 0 ? " against" : "");
   }
 }
 function choose(token) {
   for (const figure of document.querySelectorAll("[data-speaks]")) {
-    const level = token === null ? 0 : Math.abs(levelsOf(figure)[token] || 0);
+    const level = token === null ? 0 : Math.abs(levelOf(levelsOf(figure), token));
     figure.classList.toggle("is-near", level >= 5);
     figure.classList.toggle("faint", token !== null && level === 0);
   }
@@ -105,7 +124,7 @@ for (const [begin, end] of [["pointerover", "pointerout"], ["focusin", "focusout
   document.addEventListener(begin, event => {
     const figure = event.target.closest("[data-speaks]"), token = event.target.closest("[data-tokens] [data-token]");
     if (figure) colour(levelsOf(figure));
-    if (token) choose(Number(token.dataset.token));
+    if (token) choose(token);
   });
   document.addEventListener(end, event => {
     if (event.target.closest("[data-speaks]")) colour(null);
@@ -173,9 +192,9 @@ document.addEventListener("click", event => {
   const token = event.target.closest("a[data-token]"), asked = document.querySelector(".tokens [aria-current]");
   if (token && event.shiftKey && asked) {  // a span from the token that is asked about
     event.preventDefault();
-    const ends = [Number(asked.dataset.token), Number(token.dataset.token)].sort((a, b) => a - b);
+    const ends = [asked, token].flatMap(end => [Number(end.dataset.token), Number(end.dataset.last)]).sort((a, b) => a - b);
     const address = new URL(token.href);
-    address.searchParams.set("token", ends.join("-"));
+    address.searchParams.set("token", ends[0] + "-" + ends[3]);
     show(address.pathname + address.search);
     return;
   }

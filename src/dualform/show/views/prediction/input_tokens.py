@@ -1,5 +1,6 @@
 """The input of a text network as tokens: which can be asked about, and which the shown examples speak to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..explorer import ExamplePlace, Explorer
@@ -12,14 +13,21 @@ LEVELS = 10
 
 @dataclass(frozen=True)
 class InputToken:
-    """One token of the input."""
+    """One token of the input, or several that are one character together, such as bytes."""
 
     text: str
     place: int
+    last: int
+    """The last token of the character; ``place`` if it is one token."""
     level: int
     """How much the shown examples add through it, from 0 to 10."""
     can_be_asked: bool
     is_asked: bool
+
+    @property
+    def address(self) -> str:
+        """The token, or the tokens, as addresses of pages name them."""
+        return str(self.place) if self.last == self.place else f"{self.place}-{self.last}"
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,16 @@ def input_tokens(
     asked = question.token
     tokens = [
         InputToken(
-            text, i, round(LEVELS * through[i] / most) if i < len(through) else 0, logits is not None and i > 0,
-            asked is not None and asked.begin <= i < asked.end,
+            "".join(shown.tokens[begin:end]), begin, end - 1, round(LEVELS * max(through[begin:end], default=0.0) / most),
+            logits is not None and begin > 0, asked is not None and begin < asked.end and asked.begin < end,
         )
-        for i, text in enumerate(shown.tokens)
+        for begin, end in characters(shown.tokens)
     ]  # fmt: skip
-    says_next = "" if logits is None else explorer.class_name(int(logits[len(tokens) - 1].argmax()))
+    says_next = "" if logits is None else explorer.class_name(int(logits[len(shown.tokens) - 1].argmax()))
     return InputTokens(tokens, says_next, places is not None)
+
+
+def characters(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Tokens that are shown as one, begin and end: a token without a text of its own belongs to the one before it."""
+    begins = [i for i, text in enumerate(texts) if text or i == 0]
+    return list(zip(begins, [*begins[1:], len(texts)], strict=True)) if begins else []
