@@ -23,7 +23,8 @@ LANGUAGE_MODELS = [name for name in EVERY if name.startswith(("bytes", "tokens")
 WIDTHS, SCHEMES = (390, 1280, 1920), ("light", "dark")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 NAMELESS = """() => [...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')].filter(e =>
-  !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim() && !e.querySelector('img[alt]')
+  !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim() &&
+  !e.querySelector('img[alt]')
 ).map(e => e.outerHTML)"""
 
 
@@ -40,7 +41,8 @@ def served(request, tmp_path_factory) -> Iterator:
     """One server for all tests of a kind."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    explorer = explorer_of(*request.param.split("-"), tmp_path_factory.mktemp(request.param) / "memory")
+    data, rule = request.param.split("-")
+    explorer = explorer_of(data, rule, tmp_path_factory.mktemp(request.param) / "memory")
     with serving(explorer) as server:
         yield server
     torch.set_num_threads(threads)
@@ -61,6 +63,7 @@ def of_kinds(names: list[str]) -> pytest.MarkDecorator:
 def pages_of(explorer: Explorer) -> list[str]:
     """The address of every page, and of those states of it that look different."""
     example, layer = explorer.memory.visits["index"][0].as_py(), explorer.layers[-1]
+    assert explorer.test is not None
     group = f"group={explorer.memory.visits['label'][0].as_py()}" if explorer.test.labels is not None else "group=web"
     pages = [
         "/prediction/test/3",

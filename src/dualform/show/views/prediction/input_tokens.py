@@ -56,7 +56,8 @@ def input_tokens(
     asked = question.token
     tokens = [
         InputToken(
-            "".join(shown.tokens[begin:end]), begin, end - 1, round(LEVELS * max(through[begin:end], default=0.0) / most),
+            "".join(shown.tokens[begin:end]), begin, end - 1,
+            round(LEVELS * max(through[begin:end], default=0.0) / most),
             logits is not None and begin > 0, asked is not None and begin < asked.end and asked.begin < end,
         )
         for begin, end in characters(shown.tokens)
