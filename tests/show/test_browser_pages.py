@@ -23,7 +23,8 @@ LANGUAGE_MODELS = [name for name in EVERY if name.startswith(("bytes", "tokens")
 WIDTHS, SCHEMES = (390, 1280, 1920), ("light", "dark")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 NAMELESS = """() => [...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')].filter(e =>
-  !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim() && !e.querySelector('img[alt]')
+  !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim() &&
+  !e.querySelector('img[alt]')
 ).map(e => e.outerHTML)"""
 
 
@@ -60,6 +61,7 @@ def of_kinds(names: list[str]) -> pytest.MarkDecorator:
 
 def pages_of(explorer: Explorer) -> list[str]:
     """The address of every page, and of those states of it that look different."""
+    assert explorer.test is not None
     example, layer = explorer.memory.visits["index"][0].as_py(), explorer.layers[-1]
     group = f"group={explorer.memory.visits['label'][0].as_py()}" if explorer.test.labels is not None else "group=web"
     pages = [
