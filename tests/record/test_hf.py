@@ -633,10 +633,11 @@ def test_a_callback_that_was_removed_records_nothing(tmp_path):
 
 def test_the_recipe_is_kept_and_a_wrong_one_is_refused_before_training(tmp_path):
     model = llama()
-    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": ["a", "b"]})
+    names = [f"class {i}" for i in range(64)]
+    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": names})
     trainer(tmp_path, model, callback).train()
     recipe = opened(tmp_path).recipe
-    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", ("a", "b"))
+    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", tuple(names))
     with pytest.raises(QueryError, match="has no 'modle'"):
         recorder(tmp_path, describe={"modle": "train:make_model"})
 

@@ -502,9 +502,10 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 
 def test_the_recipe_is_kept_and_a_wrong_one_is_refused_before_training(tmp_path):
     model = module()
-    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": ["a", "b"]})
+    names = [f"class {i}" for i in range(10)]
+    callback = recorder(tmp_path, describe={"model": "train:make_model", "classes": names})
     trainer(callback).fit(model, loader())
     recipe = opened(tmp_path).recipe
-    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", ("a", "b"))
+    assert recipe is not None and (recipe.model, recipe.classes) == ("train:make_model", tuple(names))
     with pytest.raises(QueryError, match="has no 'modle'"):
         recorder(tmp_path, describe={"modle": "train:make_model"})

@@ -15,13 +15,13 @@ from dualform.errors import QueryError
 from dualform.explain import open_memory
 from dualform.models import TransformerLM, ViT
 from dualform.show.examples import Examples
-from dualform.show.views.allocation import ThroughTraining
 from dualform.show.views.attention import AttentionQuestion, attention
+from dualform.show.views.attention.allocation import ThroughTraining
+from dualform.show.views.attention.heads import call_of_layer
+from dualform.show.views.attention.support import members
 from dualform.show.views.explorer import ExamplePlace, Explorer
-from dualform.show.views.heads import call_of_layer
 from dualform.show.views.prediction import PredictionView
 from dualform.show.views.render import as_plain
-from dualform.show.views.support import members
 from dualform.tuning import VisualQueryTuning
 
 FOURTH = ExamplePlace("test", 4)

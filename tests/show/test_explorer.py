@@ -140,7 +140,7 @@ def test_a_network_without_attention_says_so(digits_explorer):
 
 def test_the_run_tells_what_was_recorded(digits_explorer):
     view = run(digits_explorer)
-    assert view.steps == 60 and view.rates == [(1, 0.1)] and view.worst is not None and view.worst < 1e-4
+    assert view.steps == 60 and view.rates is None and view.rate == 0.1 and view.worst is not None and view.worst < 1e-4
     assert {each.name for each in view.layers} == {"fc1", "fc2"} and view.marks == []
 
 

@@ -17,9 +17,7 @@ from dualform import svm
 from dualform.attention import build
 from dualform.errors import QueryError
 from dualform.show.commands.cli import app
-from dualform.show.views.explorer import Explorer
-from dualform.show.views.render import as_plain
-from dualform.show.views.separation import (
+from dualform.show.views.attention.separation import (
     DirectionExamples,
     HeadsView,
     HeadTrajectory,
@@ -27,6 +25,8 @@ from dualform.show.views.separation import (
     SeparationView,
     separation,
 )
+from dualform.show.views.explorer import Explorer
+from dualform.show.views.render import as_plain
 from dualform.show.views.work import PendingWork, WorkQueue
 
 pytest.importorskip("numba")

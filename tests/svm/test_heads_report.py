@@ -16,7 +16,7 @@ from dualform.svm import Report, fit, fit_generalised, report, reports
 from dualform.svm.dynamics.gradient_descent import DescentSamples, descend
 from dualform.svm.dynamics.output_heads import LinearHead
 from dualform.svm.heads.alignment import Alignment
-from dualform.svm.heads.report_text import sentences
+from dualform.svm.heads.report_text import is_separating, sentences, verdict
 from dualform.svm.separation.problem import Problem
 from dualform.svm.separation.separation import Norm, Separation
 from dualform.svm.separation.span import least_norm_solution, project_to_span
@@ -92,6 +92,9 @@ def test_a_trained_layer_stands_out_and_an_untrained_one_does_not(toy):
     assert trained.saturation.hard and not untrained.saturation.hard
     assert "within the range of random matrices" in " ".join(sentences(untrained))
     assert "above the range of random matrices" in " ".join(sentences(trained))
+    assert is_separating(untrained) is False and "no better than random" in verdict(untrained)
+    beats = trained.found.efficiency.high > trained.null.efficiency
+    assert is_separating(trained) is beats and ("better than every random matrix" in verdict(trained)) == beats
 
 
 def test_a_report_is_the_same_twice_and_tells_how_sure_it_is(toy):

@@ -1,7 +1,7 @@
 """From recorded slots to answers: the user's ``Memory``, its questions and its weights."""
 
 from .answers import GroupRow, Groups, Timeline
-from .ask import ScanAnswers
+from .ask import FEW_GROUPS, ScanAnswers
 from .filters import matching
 from .groups import stretch_edges
 from .hits import ExampleHit, ExampleHits, Hit, HitOrigin, HitPlaces, Hits, SlotHit, SlotHits, VisitHit, VisitHits
@@ -15,6 +15,7 @@ from .suspects import SelfInfluence, Suspect, Suspects
 from .weights import Certificate, Ledger
 
 __all__ = [
+    "FEW_GROUPS",
     "Certificate",
     "Comparison",
     "ExampleHit",

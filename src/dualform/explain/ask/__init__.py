@@ -3,9 +3,10 @@
 from .asked import AskedQuestions, ScanAnswers, require_count
 from .one_layer import ask_layer, step_coefficients, sum_layer_weights
 from .places import ask_places
-from .whole_network import ask_network
+from .whole_network import FEW_GROUPS, ask_network
 
 __all__ = [
+    "FEW_GROUPS",
     "AskedQuestions",
     "ScanAnswers",
     "ask_layer",

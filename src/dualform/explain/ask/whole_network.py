@@ -22,6 +22,10 @@ from .early_steps import EarlyShare, remark_of
 from .network_question import NetworkQuestion
 from .one_layer import AskLayer, require_slots, rule_with_preconditioner, stretches_of, timeline_of
 
+FEW_GROUPS = 64
+"""So many parts of the weights are made for any number of queries; more only for as many queries: under Adam and its
+kin each costs as much as two or three queries do in a sweep."""
+
 SUMS_BYTES = 1 << 30
 """The most bytes of sums (queries × examples) that are in memory at a time."""
 
@@ -139,8 +143,8 @@ def _prefers_ledger(question: NetworkQuestion, groups: dict[str, GroupOfSlot]) -
         return True
     weights = sum(store.parameters[name].size for one in question.questions for name in one.info.parameters)
     count = sum(len(g.names) for g in groups.values())
-    fits = 8 * count * weights <= LARGEST
-    return fits and question.queries > 1 and any(is_preconditioned(store, one.info) for one in question.questions)
+    fits, pays = 8 * count * weights <= LARGEST, question.queries > 1 and count <= max(FEW_GROUPS, question.queries)
+    return fits and pays and any(is_preconditioned(store, one.info) for one in question.questions)
 
 
 def _groups_from_ledger(question: NetworkQuestion, groups: GroupOfSlot) -> Groups:

@@ -1,24 +1,25 @@
 """The views of the explorer. Each is a function from a question to a dataclass of plain values, and a template."""
 
-from .attention import AttentionQuestion, attention
-from .compare import CompareQuestion, CompareView, compare
-from .example import ExampleView, training_example
-from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
-from .heads import attention_layers
-from .prediction import ORDERS, AskedTokens, PredictionQuestion, PredictionView, predict
-from .render import as_plain, render, style
-from .run import run
-from .selection import Selection
-from .separation import (
+from .attention import (
     ROWS,
+    AttentionQuestion,
     HeadsView,
     HeadTrajectory,
     SeparationQuestion,
+    attention,
+    attention_layers,
     reports_with,
     separation,
     through_of,
     view_of,
 )
+from .compare import CompareQuestion, CompareView, compare
+from .example import ExampleView, training_example
+from .explorer import BATCH, SETS, ExamplePlace, Explorer, visible
+from .prediction import ORDERS, AskedTokens, PredictionQuestion, PredictionView, predict
+from .render import as_plain, render, style
+from .run import run
+from .selection import Selection
 from .timed_progress import TimedProgress
 from .training import (
     Correctness,

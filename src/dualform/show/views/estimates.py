@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 
 import torch
 
-from dualform.explain import is_preconditioned
+from dualform.explain import FEW_GROUPS, is_preconditioned
 from dualform.store import Store
 from dualform.types import LayerInfo, Score
 
@@ -119,7 +119,7 @@ class Estimates:
         for info in infos:
             products = groups * self._weights(info) * queries * self._positions_of(info)
             through_parts += AmountOfWork(2 * PRODUCT * products, 0.0, GROUP_CALLS * groups)  # in float64
-        if fits and swept and queries > 1:
+        if fits and swept and queries > 1 and groups <= max(FEW_GROUPS, queries):
             return through_parts.seconds(self.speed)
         passes = -(-8 * groups * queries // MOST_SUMS)
         scan = self.scan(layer, "contribution", queries, groups=groups) * passes

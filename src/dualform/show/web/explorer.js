@@ -170,7 +170,7 @@ document.addEventListener("change", event => {
   } else if (form && form.matches("[data-go]")) {
     if (form.elements.row.value !== "") show(form.getAttribute("action") + "/" + form.elements.row.value + location.search);
   } else if (form && form.matches("[data-live]")) {
-    if (field.dataset.clears) for (const other of form.querySelectorAll("[name=" + field.dataset.clears + "]")) { other.checked = false; if (other.tagName === "SELECT") other.value = ""; }
+    for (const name of (field.dataset.clears || "").split(" ").filter(Boolean)) for (const other of form.querySelectorAll("[name=" + name + "]")) { other.checked = false; if (other.tagName === "SELECT") other.value = ""; }
     show(addressOf(form));
   }
 });

@@ -4,7 +4,7 @@ from .attention_calls import LossOfOutput, look, seen_layers
 from .head_findings import HeadReport, SupportToken
 from .origin import DirectionGroup, Origin, origin, source_of
 from .report import Report, report, reports
-from .report_text import COLUMNS, LEGEND, as_table, cells, sentences
+from .report_text import COLUMNS, LEGEND, as_table, cells, is_separating, sentences, verdict
 
 __all__ = [
     "COLUMNS",
@@ -17,6 +17,7 @@ __all__ = [
     "SupportToken",
     "as_table",
     "cells",
+    "is_separating",
     "look",
     "origin",
     "report",
@@ -24,4 +25,5 @@ __all__ = [
     "seen_layers",
     "sentences",
     "source_of",
+    "verdict",
 ]

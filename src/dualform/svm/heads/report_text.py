@@ -41,6 +41,36 @@ def cells(head: HeadReport) -> list[str]:
     ]
 
 
+def is_separating(head: HeadReport) -> bool | None:
+    """Whether a head is closer to the matrix that separates what it selects than every random matrix, with a larger
+    margin for its norm; None if there is nothing to compare.
+    """
+    alignment, most = head.found, head.null.range[1]
+    if alignment is None or math.isnan(most) or math.isnan(head.null.efficiency):
+        return None
+    return alignment.cosine > most and alignment.efficiency.high > head.null.efficiency
+
+
+def verdict(head: HeadReport) -> str:
+    """What a head's numbers come to, in one sentence."""
+    soft = "" if head.saturation.hard else " Its attention is soft, which the theory is not about."
+    if head.separation.feasible is False:
+        return f"No matrix separates what it selects.{soft}"
+    if head.found is None:
+        return f"The matrix that separates what it selects was not found in time.{soft}"
+    separating, cosine = is_separating(head), f"{head.found.cosine:.3f}"
+    if separating is None:
+        return f"Its cosine with the separating matrix is {cosine}; nothing to compare it with.{soft}"
+    least, most = head.null.range
+    if separating:
+        margin, chance = f"{100 * head.found.efficiency.high:.2g} %", f"{100 * head.null.efficiency:.2g} %"
+        return (
+            f"It separates what it selects better than every random matrix: cosine {cosine} (theirs up to {most:.3f}),"
+            f" margin {margin} of the largest (theirs {chance}).{soft}"
+        )
+    return f"It separates no better than random matrices: cosine {cosine}, theirs {least:.3f} to {most:.3f}.{soft}"
+
+
 def sentences(head: HeadReport) -> list[str]:
     """What a head's numbers show, and what they do not."""
     lines, alignment = [_saturation_sentence(head)], head.found

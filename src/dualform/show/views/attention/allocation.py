@@ -8,9 +8,9 @@ from dualform.attention import Allocating, GroupedQueryAttention
 from dualform.explain import stretch_edges
 from dualform.progress import Progress
 
-from .explorer import ExamplePlace, Explorer
+from ..explorer import ExamplePlace, Explorer
+from ..work import PendingWork
 from .heads import SeenCall, attention_layers, call_of_layer
-from .work import PendingWork
 
 MOMENTS = 8
 """How many moments of training are shown."""

@@ -7,13 +7,13 @@ from typing import Literal
 from dualform.errors import QueryError
 from dualform.svm.expansion import By
 
-from ..examples import ShownExample
+from ...examples import ShownExample
+from ..explorer import ExampleHeader, ExamplePlace, Explorer, visible
+from ..prediction import PredictionQuestion, PredictionView, predict
+from ..work import PendingWork
 from .allocation import AllocationView, allocation
-from .explorer import ExampleHeader, ExamplePlace, Explorer, visible
 from .heads import SeenCall, attention_layers, call_of_layer
-from .prediction import PredictionQuestion, PredictionView, predict
 from .support import SupportTokens, support_tokens
-from .work import PendingWork
 
 MOST = 256
 """The most tokens whose attention a page can show."""

@@ -11,13 +11,13 @@ from torch import Tensor
 from dualform.errors import QueryError, SizeError
 from dualform.progress import Progress
 from dualform.svm import HeadReport, Report, Trajectory, origin, reports, trajectory
-from dualform.svm.heads import COLUMNS, LEGEND, DirectionGroup, cells, sentences, source_of
+from dualform.svm.heads import COLUMNS, LEGEND, DirectionGroup, cells, is_separating, sentences, source_of, verdict
 
-from ..examples import ShownExample
-from .attention import TokenNames, side_of
-from .explorer import ExamplePlace, Explorer, visible
+from ...examples import ShownExample
+from ..explorer import ExamplePlace, Explorer, visible
+from ..work import PendingWork
 from .heads import attention_layers
-from .work import PendingWork
+from .page import TokenNames, side_of
 
 SUPPORT_LINES, ITEMS, BARS, BUILDERS = 12, 12, 40, 7
 """How many support tokens, vocabulary items, histogram bars and training examples are shown."""
@@ -67,6 +67,10 @@ class HeadsView:
     columns: list[str]
     rows: list[list[str]]
     legend: str
+    verdicts: list[str]
+    """One sentence for each head."""
+    separating: int
+    """How many heads separate better than chance."""
     heads: list[HeadView]
 
 
@@ -78,7 +82,15 @@ def view_of(
     ``token_name`` gives the name of a token in a sequence, ``item_name`` the text of a vocabulary item.
     """
     shown = [_head(report[head], token_name, item_name) for head in heads]
-    return HeadsView(report.layer, list(COLUMNS), [cells(head_report) for head_report in report], LEGEND, shown)
+    return HeadsView(
+        report.layer,
+        list(COLUMNS),
+        [cells(head_report) for head_report in report],
+        LEGEND,
+        [verdict(head_report) for head_report in report],
+        sum(is_separating(head_report) is True for head_report in report),
+        shown,
+    )
 
 
 def _head(report: HeadReport, token_name: NameOf, item_name: Callable[[int], str] | None) -> HeadView:
