@@ -18,7 +18,7 @@ from dualform.show.examples import Examples
 from dualform.show.views.explorer import Explorer
 from dualform.show.views.work import WorkQueue
 
-LENGTH = 24
+LENGTH = 12
 """The tokens of a text."""
 README = Path(__file__).parents[2] / "README.md"
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

@@ -107,7 +107,7 @@ def test_a_visitor_looks_at_a_prediction(digits):
     digits.wait_for(lambda: page.get_by_label("through").select_option("fc1"))
     assert "layer=fc1" in page.url and page.get_by_label("through").input_value() == "fc1"
     assert page.locator(".hits figure").all_inner_texts() != first
-    assert page.locator(".totals tbody tr").count() == 12, "the labels, the first weights, and the sum of all"
+    assert page.locator(".totals tbody tr").count() == 13, "one layer is added up with its first weights and its bias"
     page.get_by_text("More", exact=True).click()
     digits.wait_for(lambda: page.get_by_label("One tile per").select_option("visit"))
     digits.wait_for(lambda: page.get_by_label("Ranked by").select_option("abs"))
@@ -136,8 +136,8 @@ def test_a_mask_changes_the_answer_and_one_click_undoes_it(digits):
     page.wait_for_url("**/what-if/test/3")
     assert REMOVED in page.locator(".masked").inner_text() and "Tick something" in digits.says()
     digits.wait_for(lambda: page.get_by_label(f"label {said}").check())
-    heads = page.locator(".says thead").inner_text()
-    assert "as trained" in heads and "direct" in heads
+    columns = page.locator(".says thead").inner_text()
+    assert "as trained" in columns and "direct" in columns
     assert f"instead of {said}" in digits.says()
     assert page.get_by_label(f"label {said}").is_checked()
     digits.shot("what-if")

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="there 
 EVERY = [f"{kind}-{optimizer}" for kind in KINDS for optimizer in OPTIMIZERS]
 TEXTS = [name for name in EVERY if not name.startswith(("digits", "table"))]
 LANGUAGE_MODELS = [name for name in EVERY if name.startswith(("bytes", "tokens"))]
+QUICK = ("digits-sgd", "tokens-adamw")
+"""The kinds that axe-core looks at in every run; the others take longer."""
 WIDTHS, SCHEMES = (390, 1280, 1920), ("light", "dark")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 NAMELESS = """() => [...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')].filter(e =>
@@ -41,8 +43,8 @@ def served(request, tmp_path_factory) -> Iterator:
     """One server for all tests of a kind."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    data, rule = request.param.split("-")
-    explorer = explorer_of(data, rule, tmp_path_factory.mktemp(request.param) / "memory")
+    kind, optimizer = request.param.split("-")
+    explorer = explorer_of(kind, optimizer, tmp_path_factory.mktemp(request.param) / "memory")
     with serving(explorer) as server:
         yield server
     torch.set_num_threads(threads)
@@ -62,8 +64,8 @@ def of_kinds(names: list[str]) -> pytest.MarkDecorator:
 
 def pages_of(explorer: Explorer) -> list[str]:
     """The address of every page, and of those states of it that look different."""
-    example, layer = explorer.memory.visits["index"][0].as_py(), explorer.layers[-1]
     assert explorer.test is not None
+    example, layer = explorer.memory.visits["index"][0].as_py(), explorer.layers[-1]
     group = f"group={explorer.memory.visits['label'][0].as_py()}" if explorer.test.labels is not None else "group=web"
     pages = [
         "/prediction/test/3",
@@ -139,6 +141,7 @@ def test_a_bar_of_a_chart_says_its_value(visit):
 def test_a_click_asks_about_a_token_and_shift_about_a_span(visit):
     page = visit.go("/prediction/test/3").page
     token = page.locator("a[data-token]")
+    tokens = token.count()
     visit.wait_for(lambda: page.locator("a[data-token='5']").click())
     assert "token=5" in page.url and visit.says().startswith("Here it expects")
     assert page.locator("a[data-token][aria-current]").evaluate_all("all => all.map(a => a.dataset.token)") == ["5"]
@@ -147,7 +150,7 @@ def test_a_click_asks_about_a_token_and_shift_about_a_span(visit):
     asked = page.locator("a[data-token][aria-current]").evaluate_all("all => all.map(a => Number(a.dataset.token))")
     assert asked == [5, 6, 7, 8]
     visit.wait_for(lambda: page.locator(".next-token").click())
-    assert "token" not in page.url and visit.says().startswith("It says") and token.count() > 10
+    assert "token" not in page.url and visit.says().startswith("It says") and token.count() == tokens
 
 
 @of_kinds([name for name in EVERY if name.startswith("bytes")])
@@ -167,12 +170,13 @@ def test_bytes_of_one_character_are_one_link(visit):
 def test_passages_and_tokens_point_at_each_other(visit):
     page = visit.go("/prediction/test/3").page
     figures = page.locator("figure[data-speaks]")
-    assert figures.count() == 12
+    assert 8 <= figures.count() <= page.locator(".hits figure").count() == 12
     spoken = [[abs(int(level)) for level in figure.get_attribute("data-speaks").split(",")] for figure in figures.all()]
     tokens = page.locator("[data-tokens] [data-token]")
     spans = tokens.evaluate_all("all => all.map(token => [Number(token.dataset.token), Number(token.dataset.last)])")
     wanted = [max(spoken[0][first : last + 1]) for first, last in spans]
     before = levels_of(tokens)
+    figures.first.scroll_into_view_if_needed()
     figures.first.hover()
     assert levels_of(tokens) == wanted and any(wanted)
     page.mouse.move(2, 2)
@@ -195,7 +199,9 @@ def levels_of(tokens) -> list[int]:
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core does not come with the source distribution")
-@of_kinds(EVERY)
+@pytest.mark.parametrize(
+    "served", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY], indirect=True
+)
 def test_no_page_keeps_people_out(browser, served):
     """axe-core finds nothing serious. The policy of the pages, which forbids scripts of others, is lifted for it."""
     context = browser.new_context(bypass_csp=True)

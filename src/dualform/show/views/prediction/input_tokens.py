@@ -54,14 +54,12 @@ def input_tokens(
     through = list(places.in_all) if places is not None else []
     most = max(through, default=0.0) or 1.0
     asked = question.token
-    tokens = [
-        InputToken(
-            "".join(shown.tokens[begin:end]), begin, end - 1,
-            round(LEVELS * max(through[begin:end], default=0.0) / most),
-            logits is not None and begin > 0, asked is not None and begin < asked.end and asked.begin < end,
-        )
-        for begin, end in characters(shown.tokens)
-    ]  # fmt: skip
+    tokens = []
+    for begin, end in characters(shown.tokens):
+        level = round(LEVELS * max(through[begin:end], default=0.0) / most)
+        is_asked = asked is not None and begin < asked.end and asked.begin < end
+        text = "".join(shown.tokens[begin:end])
+        tokens.append(InputToken(text, begin, end - 1, level, logits is not None and begin > 0, is_asked))
     says_next = "" if logits is None else explorer.class_name(int(logits[len(shown.tokens) - 1].argmax()))
     return InputTokens(tokens, says_next, places is not None)
 
