@@ -107,7 +107,7 @@ def test_a_visitor_looks_at_a_prediction(digits):
     digits.wait_for(lambda: page.get_by_label("through").select_option("fc1"))
     assert "layer=fc1" in page.url and page.get_by_label("through").input_value() == "fc1"
     assert page.locator(".hits figure").all_inner_texts() != first
-    assert page.locator(".totals tbody tr").count() == 13, "one layer is added up with its first weights and its bias"
+    assert page.locator(".totals tbody tr").count() == 12, "the labels, the first weights, and the sum of all"
     page.get_by_text("More", exact=True).click()
     digits.wait_for(lambda: page.get_by_label("One tile per").select_option("visit"))
     digits.wait_for(lambda: page.get_by_label("Ranked by").select_option("abs"))
