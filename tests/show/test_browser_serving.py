@@ -125,6 +125,7 @@ def test_work_is_started_followed_stopped_and_arrives(pages, explorer, monkeypat
 
     monkeypatch.setattr(type(explorer.memory), "ledger", slow_ledger)
     monkeypatch.setattr(Explorer, "ledger_seconds", lambda self, groups: 100.0)
+    explorer.train = None  # without training examples nothing is trained again, and the ledger is the only work
     with serving(explorer) as served:
         page = pages()
         page.goto(served.address + "what-if/test/3?by=label&group=1")
